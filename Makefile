@@ -1,0 +1,61 @@
+# What a newcomer types: `make demo`, `make test`. Each builds `.venv` first when it is missing or out of date.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp
+
+# Byte code is wanted: without it every import is compiled again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check bench clean
+
+help:
+	@echo "make demo    an agent is killed while it works, and loses nothing"
+	@echo "make test    the whole test suite"
+	@echo "make check   lint, format, types, import rules"
+	@echo "make bench   the measurements"
+	@echo "make clean   remove what the other targets made"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "perdure needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing python3-venv (this Python cannot make virtual environments without it)"; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null; \
+		else \
+			echo "This Python cannot make virtual environments. Install the package python3-venv:" >&2; \
+			echo "    sudo apt-get install python3-venv" >&2; exit 1; \
+		fi; }
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		echo "Making $(VENV)"; rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); fi
+	@echo "Installing perdure and its tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/perdure demo
+
+test: $(STAMP)
+	@echo "Running the tests"
+	@$(BIN)/python -m pytest -q -n 2 --timeout 120
+
+check: $(STAMP)
+	@echo "ruff: lint";        $(BIN)/ruff check --quiet .
+	@echo "ruff: format";      $(BIN)/ruff format --check --quiet . || \
+		{ echo "Not formatted as above; '$(BIN)/ruff format .' does it." >&2; $(BIN)/ruff format --check .; exit 1; }
+	@echo "basedpyright";      $(BIN)/basedpyright
+	@echo "import-linter";     $(BIN)/lint-imports --no-cache
+
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/run.py
+
+clean:
+	@echo "Removing $(VENV), caches and build output"
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
