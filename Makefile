@@ -43,14 +43,13 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "Running the tests"
-	@$(BIN)/python -m pytest -q -n 2 --timeout 120
+	@$(BIN)/python -m pytest -n 2 --timeout 120
 
 check: $(STAMP)
-	@echo "ruff: lint";        $(BIN)/ruff check --quiet .
-	@echo "ruff: format";      $(BIN)/ruff format --check --quiet . || \
-		{ echo "Not formatted as above; '$(BIN)/ruff format .' does it." >&2; $(BIN)/ruff format --check .; exit 1; }
-	@echo "basedpyright";      $(BIN)/basedpyright
-	@echo "import-linter";     $(BIN)/lint-imports --no-cache
+	@echo "ruff: lint";    $(BIN)/ruff check .
+	@echo "ruff: format";  $(BIN)/ruff format --check .
+	@echo "basedpyright";  $(BIN)/basedpyright
+	@echo "import-linter"; $(BIN)/lint-imports --no-cache
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
