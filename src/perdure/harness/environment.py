@@ -1,0 +1,361 @@
+"""Execution environments: where an agent's files live and its commands run, and how one takes part in a call.
+
+A tool that is given an ExecutionEnvironment reads, writes and runs through it and knows nothing else of the
+place. An environment whose files must stay equal to the log brings a CallScope, which the tool pipeline asks
+at fixed places (rule 3.4). One call, in order, and what a scope does there:
+
+1. the call is committed. Nothing is asked.
+2. ``enter``: outside every transaction, so that it may wait: for its turn (one open call an environment,
+   in the order of entering), for the environment to be reachable, and it may commit what somebody else
+   changed in the files, in a commit of its own before the intent. What a tool prepares for its intent (the
+   hash of a file, say) it prepares after this.
+3. ``before_intent``: inside the intent's transaction. What it returns is stored with the intent (base state,
+   generation, the attempt's nonce) and is ``call.scope_data`` from then on, also after a crash; it may stage
+   documents in the same commit.
+4. the tool runs on ``environment.for_call(call)``: commands are keyed by call, attempt and their ordinal,
+   so a ledger can answer one that already ran instead of running it again.
+5. ``capture``: outside every transaction, when the final result is known: freeze, collect and store what
+   changed, which may take long. A change that cannot be kept is refused here, undone, and the refusal is the
+   result.
+6. ``before_result``: inside the one commit that holds the result; the change is staged there.
+7. ``leave``: after that commit settled: clean up, thaw, hand over the turn.
+
+After a crash between 3 and 6 the scope is asked ``recover`` before the tool's replay policy is looked at,
+because it may know more: nothing ran (run under the same or a new attempt), it ran and its outcome can be
+adopted (run the function again under the same attempt; its one command is answered from the ledger, output
+from byte 0), it was undone (run under a new attempt, or interrupted), or the result itself. Whatever recovery
+changes outside happens inside ``recover``, before the new attempt is committed, so a crash in it leads to the
+same question again.
+
+A call without a stored intent is not asked about: nothing ran. Nested calls do not enter; they are part of
+their outermost call's change and use its environment. Without a scope (LocalEnvironment) all of this is
+skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from perdure.kernel.errors import PerdureError
+
+if TYPE_CHECKING:
+    from perdure.kernel.json import JsonValue
+    from perdure.kernel.session import Session
+    from perdure.kernel.transaction import Transaction
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+class FileError(PerdureError):
+    """A file operation could not be done; nothing was changed. A tool may show it to the model as it is."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class PathEscapes(FileError):
+    """The path leads out of the workspace, by ``..``, as an absolute path or through a symbolic link."""
+
+
+class FileMissing(FileError):
+    """Nothing is there."""
+
+
+class NotAFile(FileError):
+    """Something is there that is not a regular file: a directory, a pipe, a device."""
+
+
+class FileTooLarge(FileError):
+    """More bytes than this operation takes into memory at once; ask for a range."""
+
+
+class FileChanged(FileError):
+    """The file is not the one the caller expected to replace."""
+
+
+class CommandNotStarted(PerdureError):
+    """No process was made: the program or the directory is missing, or the arguments are too long."""
+
+
+class ProcessesRemain(PerdureError):
+    """Processes of a command outlived SIGKILL and a bounded wait. Nobody may call it stopped."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        super().__init__(
+            f"processes {', '.join(map(str, pids))} of a command are still there after SIGKILL; "
+            "they are most likely stuck in the kernel (look at their state with ps)",
+        )
+        self.pids = tuple(pids)
+
+
+class EnvironmentUnusable(PerdureError):
+    """The environment cannot go on in this session. Never a tool result: the harness fails the session with
+    it."""
+
+
+# --- files and commands -------------------------------------------------------------------------------------
+
+FileKind: TypeAlias = Literal["file", "directory", "symlink", "other"]
+
+
+class FileStat(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """The last part of the path asked for."""
+    kind: FileKind
+    size: int
+    """Bytes."""
+    mode: int
+    """Permission bits."""
+    modified_at: int
+    """Milliseconds UTC."""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    entries: tuple[FileStat, ...]
+    """By name. Symbolic links are not followed."""
+    more: bool
+    """There were more than the limit; which of them are listed is then up to the file system."""
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended, and its output (stdout and stderr as one stream)."""
+
+    exit_code: int | None
+    """None if a signal ended it."""
+    signal: int | None
+    """The signal that ended it, or None."""
+    timed_out: bool
+    """The time-out passed and the command was stopped for it."""
+    duration_ms: int
+    output: bytes
+    """The whole output if it is small (64 KiB); of a larger one, its end."""
+    output_bytes: int
+    """How much there was."""
+    output_path: str | None = None
+    """Where a larger output was kept, for ``read_file``. It is reclaimed some time later."""
+    output_kept: int = 0
+    """How many bytes from the start ``output_path`` holds: fewer than there were if it met a bound or a full
+    disk."""
+
+
+class ExecutionEnvironment(Protocol):
+    """Files below one root, and commands that run there.
+
+    Paths are relative to ``cwd`` or absolute. Names that are not UTF-8 are str with surrogate escapes, as in
+    ``os``. File operations raise FileError. Where an environment confines its paths, one that leads out
+    raises PathEscapes, however it does; ``read_file`` and ``stat`` may also reach the outputs that ExecResult
+    names.
+    """
+
+    @property
+    def cwd(self) -> str:
+        """The root of the workspace, absolute."""
+        ...
+
+    @property
+    def scope(self) -> CallScope | None:
+        """How this environment takes part in calls; None: it does not."""
+        ...
+
+    def for_call(self, call: OpenCall) -> ExecutionEnvironment:
+        """The environment as one attempt of one call uses it. Its operations raise once that attempt has
+        ended."""
+        ...
+
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Up to ``length`` bytes from ``offset``; without a length all that follow. Beyond the end: none."""
+        ...
+
+    async def write_file(
+        self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None
+    ) -> None:
+        """Replace or create a file, atomically: other readers see the old or the new content, a crash leaves
+        one.
+
+        Missing parents are made. A replaced file keeps its permission bits unless ``mode`` is given; a
+        symbolic link is followed. ``expect`` is the SHA-256 (hexadecimal) of the content to be replaced:
+        FileChanged if it differs.
+        """
+        ...
+
+    async def stat(self, path: str) -> FileStat | None:
+        """What is there, symbolic links followed; None if nothing is."""
+        ...
+
+    async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing: ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a symbolic link itself, or an empty directory."""
+        ...
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run a shell command (str) or a program with its arguments, until it has ended.
+
+        ``env`` adds to the environment's variables. ``on_output`` gets the whole output from byte 0, each
+        byte once, in order, in chunks of no meaning. Cancelling the call stops the command; it returns when
+        nothing of it is left. Raises CommandNotStarted, and ProcessesRemain when it could not be stopped.
+        """
+        ...
+
+
+# --- taking part in calls -----------------------------------------------------------------------------------
+
+Effects: TypeAlias = Literal["read", "space", "world"]
+"""What a tool changes: nothing; only files and processes of its environment; or anything else, too."""
+
+
+class OpenCall(Protocol):
+    """A call as a scope sees it. ``id`` is its identity; the values are those of its present attempt."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def conversation_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> JsonValue:
+        """As the intent stores them."""
+        ...
+
+    @property
+    def idempotency_key(self) -> str:
+        """Unique in the world, the same in every attempt."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """1, and one more each time an intent is committed anew."""
+        ...
+
+    @property
+    def scope_data(self) -> JsonValue:
+        """What ``before_intent`` returned for this attempt; None before it."""
+        ...
+
+    @property
+    def replay_safe(self) -> bool:
+        """The stored and the current replay policy both say safe."""
+        ...
+
+    @property
+    def effects(self) -> Effects:
+        """What the tool declares."""
+        ...
+
+    @property
+    def adoptable(self) -> bool:
+        """The tool declares that its result is a pure function of the exit and output of its one command."""
+        ...
+
+    @property
+    def abort_requested(self) -> bool:
+        """The call is being aborted: it may be undone or keep its effects, and is never run again."""
+        ...
+
+
+class ScopeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A result that a scope decides in place of the tool."""
+
+    text: str
+    is_error: bool
+    details: msgspec.Raw | None = None
+
+
+class CallOutcome(Protocol):
+    """A call's result as a scope sees it."""
+
+    @property
+    def is_error(self) -> bool: ...
+
+    @property
+    def code(self) -> str | None:
+        """The code of an error the harness wrote (``interrupted``, ``aborted``, ...), or None."""
+        ...
+
+
+class RecoverRun(msgspec.Struct, frozen=True):
+    """Run the tool's function: under the stored intent, or under a new one that is committed first."""
+
+    attempt: Literal["same", "next"]
+
+
+class RecoverResult(msgspec.Struct, frozen=True):
+    """The call is over with this result; it is committed, nothing runs."""
+
+    result: ScopeResult
+
+
+class RecoverInterrupted(msgspec.Struct, frozen=True):
+    """Nothing of the call is left in the environment; it ends interrupted, or aborted if it is being so."""
+
+    reason: str = ""
+    """For the model, beside the code."""
+
+
+Recovery: TypeAlias = RecoverRun | RecoverResult | RecoverInterrupted
+
+
+class CallScope(Protocol):
+    """An environment's part in the calls that use it. See the module's text for the order.
+
+    Any method may raise EnvironmentUnusable or StaleEpochError: the session fails with it and nothing is
+    written; neither is ever recorded as a result. Another exception faults the call's task. Every method may
+    be cancelled and be asked again with the same arguments.
+    """
+
+    async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
+        """Before anything else is asked in a session, after its fence commit has settled and before work
+        starts.
+
+        ``open_calls``: every call of this environment that has a stored intent and no result, by intent.
+        """
+        ...
+
+    async def detach(self) -> None:
+        """The session is closing or has failed; nothing more is asked. Open calls stay open in the log."""
+        ...
+
+    async def enter(self, call: OpenCall) -> None:
+        """Wait until the call may have its intent. Not called again when a recovered call runs: it holds its
+        turn."""
+        ...
+
+    async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
+        """Stage what belongs into the intent's commit; the value is stored with the intent."""
+        ...
+
+    async def capture(self, call: OpenCall, outcome: CallOutcome) -> ScopeResult | None:
+        """The function has ended, also by an error or an abort. A result replaces the outcome: it is then
+        final."""
+        ...
+
+    async def before_result(self, tx: Transaction, call: OpenCall, outcome: CallOutcome) -> None:
+        """Stage what belongs into the outcome's commit; for every call with an intent, however it ended."""
+        ...
+
+    async def leave(self, call: OpenCall, *, outcome: bool) -> None:
+        """The call no longer runs here.
+
+        ``outcome``: its outcome has settled; else it never got an intent, or stays open in the log because
+        the session ends.
+        """
+        ...
+
+    async def recover(self, call: OpenCall) -> Recovery:
+        """The call has an intent and no outcome, and its function does not run: what now? May wait and may
+        commit."""
+        ...
