@@ -1,0 +1,39 @@
+"""The numbered rules in docs/rules: numbered without a gap, and cited only where they exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md"}
+DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHP])(\d+)\*\*", re.MULTILINE)
+CITATION = re.compile(r"\brules?((?:(?:,| and| to)? ?[KTHP]\d+)+)")
+
+
+def defined(letter: str) -> list[int]:
+    text = (ROOT / "docs" / "rules" / FILES[letter]).read_text(encoding="utf-8")
+    found = DEFINITION.findall(text)
+    assert {other for other, _ in found} == {letter}
+    return [int(number) for _, number in found]
+
+
+@pytest.mark.parametrize("letter", sorted(FILES))
+def test_every_number_is_given_once_and_none_is_left_out(letter: str) -> None:
+    numbers = defined(letter)
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_every_cited_rule_exists() -> None:
+    rules = {f"{letter}{number}" for letter in FILES for number in defined(letter)}
+    sources = [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/*.md")]
+    missing = [
+        f"{path.relative_to(ROOT)}: {number}"
+        for path in sources
+        for cited in CITATION.findall(path.read_text(encoding="utf-8"))
+        for number in re.findall(r"[KTHP]\d+", cited)
+        if number not in rules
+    ]
+    assert missing == []
