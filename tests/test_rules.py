@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md"}
 DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHP])(\d+)\*\*", re.MULTILINE)
-CITATION = re.compile(r"\brules?((?:(?:,| and| to)? ?[KTHP]\d+)+)")
+CITATION = re.compile(r"\brules?((?:(?:,| and| to|-)?\s*[KTHP]\d[\d.]*)+)")
 
 
 def defined(letter: str) -> list[int]:
@@ -33,7 +33,7 @@ def test_every_cited_rule_exists() -> None:
         f"{path.relative_to(ROOT)}: {number}"
         for path in sources
         for cited in CITATION.findall(path.read_text(encoding="utf-8"))
-        for number in re.findall(r"[KTHP]\d+", cited)
+        for number in re.findall(r"[KTHP]\d+(?:\.\d+)*", cited)
         if number not in rules
     ]
     assert missing == []
