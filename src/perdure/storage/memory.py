@@ -1,0 +1,505 @@
+"""The reference semantics of a store, in memory: what every other backend must do too (rule K148)."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import chain, islice
+
+import msgspec
+
+from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import (
+    Address,
+    ConversationRecord,
+    DocumentRecord,
+    EntryRecord,
+    SubmissionRecord,
+    SubmissionStatus,
+    TaskRecord,
+)
+from perdure.kernel.storage import (
+    ANY,
+    FORMAT_VERSION,
+    MAX_SCAN,
+    Anything,
+    Batch,
+    DocumentWrite,
+    Mail,
+    MailReply,
+    Order,
+    Segment,
+    SizeReport,
+    StoredDocument,
+    StoreInfo,
+)
+from perdure.storage.rules import (
+    FIRST_ID,
+    KEPT_ANSWERS,
+    MAX_UNANSWERED,
+    as_of,
+    check_batch,
+    check_limit,
+    lineage_of,
+    mail_body,
+    mailbox_full,
+    no_history,
+    no_mail,
+    ranges,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Document:
+    record: DocumentRecord
+    bases: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
+    """(seq, version, value), ascending."""
+    deltas: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """(seq, operations), ascending."""
+
+    def alive(self, at: int | None) -> bool:
+        if at is None:
+            return self.record.retired_seq is None
+        retired = self.record.retired_seq
+        return self.record.created_seq <= at and (retired is None or retired > at)
+
+
+@dataclass(slots=True)
+class _Contents:
+    """Everything committed. Records are immutable, so a copy of the containers is a copy of the store."""
+
+    log_id: str = ""
+    epoch: int = 0
+    writer: str = ""
+    seq: int = 0
+    next_id: int = FIRST_ID
+    conversations: dict[int, ConversationRecord] = field(default_factory=dict[int, ConversationRecord])
+    entries: dict[int, EntryRecord] = field(default_factory=dict[int, EntryRecord])
+    by_conversation: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    heads: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    submissions: dict[int, SubmissionRecord] = field(default_factory=dict[int, SubmissionRecord])
+    requests: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
+    live: set[int] = field(default_factory=set[int])
+    documents: dict[int, _Document] = field(default_factory=dict[int, _Document])
+    at_address: dict[Address, list[int]] = field(default_factory=dict[Address, list[int]])
+    in_scope: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
+    mail: dict[int, Mail] = field(default_factory=dict[int, Mail])
+    replies: dict[int, MailReply] = field(default_factory=dict[int, MailReply])
+    last_mail: int = 0
+
+    def copy(self) -> _Contents:
+        return _Contents(
+            self.log_id,
+            self.epoch,
+            self.writer,
+            self.seq,
+            self.next_id,
+            dict(self.conversations),
+            dict(self.entries),
+            {key: list(ids) for key, ids in self.by_conversation.items()},
+            {key: list(ids) for key, ids in self.heads.items()},
+            dict(self.submissions),
+            dict(self.requests),
+            dict(self.tasks),
+            set(self.live),
+            {id: _Document(d.record, list(d.bases), list(d.deltas)) for id, d in self.documents.items()},
+            {key: list(ids) for key, ids in self.at_address.items()},
+            {key: list(ids) for key, ids in self.in_scope.items()},
+            dict(self.mail),
+            dict(self.replies),
+            self.last_mail,
+        )
+
+    # --- one commit ----------------------------------------------------------------------------------------
+
+    def refusal(self, batch: Batch) -> str | None:
+        """Why the stored records do not admit this batch, if so. Looked at before anything is changed."""
+        ids = [c.id for c in batch.conversations]
+        if len(set(ids)) < len(ids) or any(id in self.conversations for id in ids):
+            return "a conversation is created twice"
+        ids = [e.id for e in batch.entries]
+        if len(set(ids)) < len(ids) or any(id in self.entries for id in ids):
+            return "an entry is written twice"
+        asked: dict[tuple[int, str], int] = {}
+        for submission in batch.submissions:
+            if submission.request_id is not None:
+                key = (submission.conversation_id, submission.request_id)
+                holder = self.requests.get(key) or asked.setdefault(key, submission.id)
+                if holder != submission.id:
+                    return f"submission {submission.id} has the request id of submission {holder}"
+        gone = {w.record.id for w in batch.documents if w.record.retired_seq is not None}
+        there: dict[Address, int] = {}
+        for write in batch.documents:
+            record = write.record
+            if record.id in gone:
+                continue
+            alive = self.alive(record.address)
+            others = {
+                there.setdefault(record.address, record.id),
+                record.id if alive is None else alive.record.id,
+            }
+            if others - gone - {record.id}:
+                return f"document {record.id} is created where another one is alive"
+        if len({w.record.id for w in batch.documents}) < len(batch.documents):
+            return "a document is written twice"
+        ids = [r.mail_id for r in batch.replies]
+        if len(set(ids)) < len(ids) or any(id not in self.mail or id in self.replies for id in ids):
+            return "a request is answered that is not there or has its answer"
+        return None
+
+    def apply(self, batch: Batch) -> None:
+        for conversation in batch.conversations:
+            self.conversations[conversation.id] = conversation
+        for entry in batch.entries:
+            self.entries[entry.id] = entry
+            insort(self.by_conversation.setdefault(entry.conversation_id, []), entry.id)
+            if entry.head is not None:
+                insort(self.heads.setdefault(entry.conversation_id, []), entry.id)
+        for submission in batch.submissions:
+            self.submissions[submission.id] = submission
+            if submission.request_id is not None:
+                self.requests[submission.conversation_id, submission.request_id] = submission.id
+        for task in batch.tasks:
+            self.tasks[task.id] = task
+            (self.live.add if task.live else self.live.discard)(task.id)
+        for write in batch.documents:
+            self._write(batch.seq, write)
+        for reply in batch.replies:
+            self.replies[reply.mail_id] = reply
+        for id in list(self.replies)[:-KEPT_ANSWERS]:
+            del self.replies[id], self.mail[id]
+        self.seq = batch.seq
+        self.next_id = batch.next_id
+
+    def _write(self, seq: int, write: DocumentWrite) -> None:
+        record = write.record
+        document = self.documents.get(record.id)
+        if document is None:
+            document = self.documents[record.id] = _Document(record)
+            insort(self.at_address.setdefault(record.address, []), record.id)
+            insort(self.in_scope.setdefault((record.scope, record.scope_id), []), record.id)
+        document.record = record
+        if write.reclaim:
+            document.bases.clear()
+            document.deltas.clear()
+        if write.base is not None:
+            document.bases.append((seq, write.version, write.base))
+        if write.ops is not None:
+            document.deltas.append((seq, write.ops))
+
+    # --- reads ---------------------------------------------------------------------------------------------
+
+    def alive(self, address: Address, at: int | None = None) -> _Document | None:
+        for id in reversed(self.at_address.get(address, ())):
+            if self.documents[id].alive(at):
+                return self.documents[id]
+        return None
+
+    def chain(self, conversation_id: int) -> Iterator[ConversationRecord]:
+        conversation = self.conversations.get(conversation_id)
+        while conversation is not None:
+            yield conversation
+            parent = conversation.parent
+            conversation = None if parent is None else self.conversations[parent.conversation]
+
+
+class MemoryStorage:
+    """A store that lives as long as this object. It may be closed and opened again, and keeps its contents.
+
+    A commit is applied, and its future ended, in a later step of the event loop: never before control has
+    returned to the caller. Raises what ``perdure.kernel.storage.Storage`` says.
+    """
+
+    def __init__(self) -> None:
+        self._contents = _Contents()
+        self._info: StoreInfo | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: StorageError | None = None
+        self._pending: deque[tuple[Batch, asyncio.Future[None]]] = deque()
+        self._on_mail: Callable[[], None] | None = None
+
+    def snapshot(self) -> MemoryStorage:
+        """The store as a crash at this moment would leave it: what has settled, in a store nobody has open."""
+        copy = MemoryStorage()
+        copy._contents = self._contents.copy()
+        return copy
+
+    # --- opening and closing -------------------------------------------------------------------------------
+
+    async def open(
+        self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
+    ) -> StoreInfo:
+        if self._info is not None:
+            raise StorageBusy(
+                "this MemoryStorage is open already; close it first, or open a snapshot() of it"
+            )
+        contents = self._contents
+        if read_only and not contents.log_id:
+            raise StorageError(
+                "this MemoryStorage has never been opened for writing; there is nothing to read"
+            )
+        if not read_only:
+            fence = contents.epoch + 1 if epoch is None else epoch
+            if fence <= contents.epoch:
+                raise StaleEpochError(
+                    mine=fence, my_writer=writer, stored=contents.epoch, stored_writer=contents.writer
+                )
+            contents.epoch = fence
+            contents.writer = writer
+            contents.log_id = contents.log_id or log_id
+        self._loop = asyncio.get_running_loop()
+        self._failure = None
+        self._info = StoreInfo(
+            format=FORMAT_VERSION,
+            log_id=contents.log_id,
+            epoch=contents.epoch,
+            writer=contents.writer,
+            seq=contents.seq,
+            next_id=contents.next_id,
+            read_only=read_only,
+        )
+        return self._info
+
+    async def close(self) -> None:
+        while self._pending:
+            await asyncio.wait([future for _, future in self._pending])
+        self._info = None
+        self._loop = None
+        self._on_mail = None
+
+    # --- committing ----------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        info, loop = self._info, self._loop
+        if info is None or loop is None:
+            raise StorageError("this MemoryStorage is not open")
+        if info.read_only:
+            raise StorageError("this MemoryStorage is open for reading only")
+        future = loop.create_future()
+        self._pending.append((batch, future))
+        loop.call_soon(self._settle, info)
+        return future
+
+    def _settle(self, opening: StoreInfo) -> None:
+        batch, future = self._pending.popleft()
+        try:
+            if self._failure is None:
+                self._store(batch, opening)
+        except StorageError as error:
+            self._failure = error
+        if future.done():
+            return  # its caller was cancelled; the commit stands all the same
+        if self._failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(self._failure)
+            future.exception()  # the session that fails on the first one need not look at every later one
+
+    def _store(self, batch: Batch, opening: StoreInfo) -> None:
+        contents = self._contents
+        if (contents.epoch, contents.writer) != (opening.epoch, opening.writer):
+            raise StaleEpochError(
+                mine=opening.epoch,
+                my_writer=opening.writer,
+                stored=contents.epoch,
+                stored_writer=contents.writer,
+            )
+        check_batch(batch, seq=contents.seq, next_id=contents.next_id)
+        refusal = contents.refusal(batch)
+        if refusal is not None:
+            raise StorageError(f"commit {batch.seq} was refused: {refusal}")
+        contents.apply(batch)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def _read(self) -> _Contents:
+        if self._info is None:
+            raise StorageError("this MemoryStorage is not open")
+        return self._contents
+
+    async def conversation(self, id: int) -> ConversationRecord | None:
+        return self._read().conversations.get(id)
+
+    async def entry(self, id: int) -> EntryRecord | None:
+        return self._read().entries.get(id)
+
+    async def submission(self, id: int) -> SubmissionRecord | None:
+        return self._read().submissions.get(id)
+
+    async def task(self, id: int) -> TaskRecord | None:
+        return self._read().tasks.get(id)
+
+    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        contents = self._read()
+        return contents.submissions.get(contents.requests.get((conversation_id, request_id), 0))
+
+    async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
+        return lineage_of(self._read().chain(conversation_id))
+
+    async def entries(
+        self,
+        lineage: Sequence[Segment],
+        *,
+        first: int = 0,
+        last: int | None = None,
+        order: Order = "ascending",
+        limit: int = MAX_SCAN,
+    ) -> list[EntryRecord]:
+        contents = self._read()
+        check_limit(limit)
+        found: list[EntryRecord] = []
+        for conversation_id, low, high in ranges(lineage, first, last, order):
+            ids = contents.by_conversation.get(conversation_id, [])
+            ids = ids[bisect_left(ids, low) : bisect_right(ids, high)]
+            for id in ids if order == "ascending" else reversed(ids):
+                found.append(contents.entries[id])
+                if len(found) == limit:
+                    return found
+        return found
+
+    async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
+        contents = self._read()
+        for conversation_id, low, high in ranges(lineage, 0, last, "descending"):
+            ids = contents.heads.get(conversation_id, [])
+            upto = bisect_right(ids, high)
+            if upto and ids[upto - 1] >= low:
+                return contents.entries[ids[upto - 1]]
+        return None
+
+    async def conversations(
+        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = MAX_SCAN
+    ) -> list[ConversationRecord]:
+        contents = self._read()
+        check_limit(limit)
+        found = (
+            c for c in contents.conversations.values() if c.id > after and (owner is ANY or c.owner == owner)
+        )
+        return nsmallest(limit, found, key=lambda c: c.id)
+
+    async def tasks(
+        self,
+        *,
+        conversation_id: int | None = None,
+        kind: str | None = None,
+        live: bool | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[TaskRecord]:
+        contents = self._read()
+        check_limit(limit)
+        found = (
+            task
+            for task in ((contents.tasks[id] for id in contents.live) if live else contents.tasks.values())
+            if task.id > after
+            and (conversation_id is None or task.conversation_id == conversation_id)
+            and (kind is None or task.kind == kind)
+            and (live is None or task.live == live)
+        )
+        return nsmallest(limit, found, key=lambda task: task.id)
+
+    async def submissions(
+        self,
+        *,
+        conversation_id: int | None = None,
+        status: SubmissionStatus | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[SubmissionRecord]:
+        contents = self._read()
+        check_limit(limit)
+        found = (
+            submission
+            for submission in contents.submissions.values()
+            if submission.id > after
+            and (conversation_id is None or submission.conversation_id == conversation_id)
+            and (status is None or submission.status == status)
+        )
+        return nsmallest(limit, found, key=lambda submission: submission.id)
+
+    async def documents(self, scope: str, scope_id: int, *, at: int | None = None) -> list[DocumentRecord]:
+        contents = self._read()
+        documents = (contents.documents[id] for id in contents.in_scope.get((scope, scope_id), ()))
+        return [as_of(document.record, at) for document in documents if document.alive(at)]
+
+    async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
+        document = self._read().alive(address, at)
+        if document is None:
+            return None
+        bases = [base for base in document.bases if at is None or base[0] <= at]
+        if not bases:
+            raise no_history(document.record, at)
+        seq, version, base = bases[-1]
+        deltas = [ops for where, ops in document.deltas if where > seq and (at is None or where <= at)]
+        return StoredDocument(as_of(document.record, at), version, base, deltas)
+
+    # --- mailbox -------------------------------------------------------------------------------------------
+
+    async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
+        contents = self._read()
+        check_limit(limit)
+        waiting = (
+            mail for mail in contents.mail.values() if mail.id > after and mail.id not in contents.replies
+        )
+        return list(islice(waiting, limit))
+
+    def on_mail(self, callback: Callable[[], None]) -> None:
+        self._on_mail = callback
+
+    def post(self, kind: str, body: JsonValue, *, now: int) -> int:
+        """Leave a request as another process would, whether the store is open or not, and return its mail id.
+
+        Raises NotJson, and StorageError if the body is too large or too much is waiting.
+        """
+        contents = self._contents
+        raw = mail_body(body)
+        if len(contents.mail) - len(contents.replies) >= MAX_UNANSWERED:
+            raise mailbox_full()
+        contents.last_mail += 1
+        contents.mail[contents.last_mail] = Mail(id=contents.last_mail, kind=kind, body=raw, posted_at=now)
+        if self._loop is not None and self._on_mail is not None:
+            self._loop.call_soon(self._on_mail)
+        return contents.last_mail
+
+    def reply(self, mail_id: int) -> MailReply | None:
+        """What became of a request; None while it waits. Raises NotFound if it is not there (any more)."""
+        if mail_id not in self._contents.mail:
+            raise no_mail(mail_id)
+        return self._contents.replies.get(mail_id)
+
+    # --- upkeep --------------------------------------------------------------------------------------------
+
+    async def check(self) -> list[str]:
+        contents = self._read()
+        ids = chain(
+            contents.conversations, contents.entries, contents.submissions, contents.tasks, contents.documents
+        )
+        return [
+            f"record {id} is not below the next id {contents.next_id}" for id in ids if id >= contents.next_id
+        ]
+
+    async def size(self) -> SizeReport:
+        contents = self._read()
+        entries = sum(len(_encode(entry)) for entry in contents.entries.values())
+        submissions = sum(len(_encode(submission)) for submission in contents.submissions.values())
+        tasks = sum(len(_encode(task)) for task in contents.tasks.values())
+        documents = sum(
+            len(_encode(d.record))
+            + sum(len(base[2]) for base in d.bases)
+            + sum(len(delta[1]) for delta in d.deltas)
+            for d in contents.documents.values()
+        )
+        return SizeReport(
+            total=entries + submissions + tasks + documents,
+            entries=entries,
+            submissions=submissions,
+            tasks=tasks,
+            documents=documents,
+        )
