@@ -1,0 +1,176 @@
+"""Bounded windows over output: whole lines from its head or its tail, and exact counts of what is left out.
+
+What a window shows depends on the bytes alone, not on the chunks they came in nor on when somebody looked.
+Bytes that are not UTF-8 become U+FFFD first; all sizes and counts are those of the resulting text in UTF-8,
+which for valid input is the input. A window holds little more than its limit in memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from typing import Literal
+
+DEFAULT_LIMIT_BYTES = 50 * 1024
+DEFAULT_LIMIT_LINES = 2000
+_CHARACTER = 4  # The longest UTF-8 sequence.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is shown and what is not. Line ends count with the line they end."""
+
+    text: str
+    total_bytes: int
+    total_lines: int
+    """A last line without its line end counts as one."""
+    shown_lines: int
+    """The partial one of a cut line counts as shown."""
+    dropped_bytes: int
+    dropped_lines: int
+    cut_line: bool
+    """One line alone exceeds the limit: a part of it is shown, cut between two characters."""
+
+    @property
+    def complete(self) -> bool:
+        return not self.dropped_bytes
+
+
+class OutputWindow:
+    """Takes bytes in any chunks; ``window()`` tells at any time what is to be shown of those taken so far.
+
+    Shown are as many whole lines from the chosen end as fit both limits. If not even the first of them fits,
+    as much of it as fits is shown: its beginning for ``head``, its end for ``tail``.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_bytes",
+        "_decoder",
+        "_keep",
+        "_last",
+        "_limit_bytes",
+        "_limit_lines",
+        "_newlines",
+    )
+
+    def __init__(
+        self,
+        *,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        limit_lines: int = DEFAULT_LIMIT_LINES,
+        keep: Literal["head", "tail"] = "tail",
+    ) -> None:
+        if limit_bytes < _CHARACTER or limit_lines < 1:
+            raise ValueError(
+                f"a window needs {_CHARACTER} bytes and 1 line, not {limit_bytes} and {limit_lines}"
+            )
+        self._limit_bytes = limit_bytes
+        self._limit_lines = limit_lines
+        self._keep: Literal["head", "tail"] = keep
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._buffer = bytearray()  # head: the first limit + 1 bytes; tail: at least the last limit + 1
+        self._bytes = 0
+        self._newlines = 0
+        self._last = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes, however many."""
+        self._take(self._decode(chunk))
+
+    def window(self) -> Window:
+        """The window over all bytes taken so far, as if they were all there is. More may be fed afterwards.
+        """
+        pending, _ = self._decoder.getstate()
+        if not pending:
+            return self._window()
+        whole = OutputWindow(limit_bytes=self._limit_bytes, limit_lines=self._limit_lines, keep=self._keep)
+        whole._buffer = self._buffer.copy()
+        whole._bytes, whole._newlines, whole._last = self._bytes, self._newlines, self._last
+        whole._take(pending.decode("utf-8", "replace").encode())
+        return whole._window()
+
+    def _decode(self, chunk: bytes) -> bytes:
+        pending, _ = self._decoder.getstate()
+        if not pending and chunk.isascii():
+            return chunk
+        return self._decoder.decode(chunk).encode()
+
+    def _take(self, text: bytes) -> None:
+        if not text:
+            return
+        self._bytes += len(text)
+        self._newlines += text.count(b"\n")
+        self._last = text[-1:]
+        most = self._limit_bytes + 1
+        if self._keep == "head":
+            self._buffer += text[: most - len(self._buffer)]
+            return
+        if len(text) >= most:
+            self._buffer[:] = text[-most:]
+            return
+        self._buffer += text
+        if len(self._buffer) > 2 * most:
+            del self._buffer[:-most]
+
+    def _window(self) -> Window:
+        start, end = self._head() if self._keep == "head" else self._tail()
+        shown = bytes(self._buffer[start:end])
+        total_lines = self._newlines + (self._last not in (b"", b"\n"))
+        cut = bool(shown) and len(shown) < self._bytes and self._is_cut(start, end)
+        shown_lines = shown.count(b"\n") + (bool(shown) and not shown.endswith(b"\n"))
+        return Window(
+            text=shown.decode(),
+            total_bytes=self._bytes,
+            total_lines=total_lines,
+            shown_lines=shown_lines,
+            dropped_bytes=self._bytes - len(shown),
+            dropped_lines=total_lines - shown_lines,
+            cut_line=cut,
+        )
+
+    def _is_cut(self, start: int, end: int) -> bool:
+        if self._keep == "head":
+            return end < len(self._buffer) and self._buffer[end - 1] != ord("\n")
+        return start > 0 and self._buffer[start - 1] != ord("\n")
+
+    def _head(self) -> tuple[int, int]:
+        buffer = self._buffer
+        end = len(buffer)
+        if end > self._limit_bytes:
+            end = buffer.rfind(b"\n", 0, self._limit_bytes) + 1
+            if end == 0:
+                end = self._limit_bytes
+                while _continues(buffer[end]):
+                    end -= 1
+                return 0, end
+        at = -1
+        for _ in range(self._limit_lines):
+            at = buffer.find(b"\n", at + 1, end)
+            if at < 0:
+                return 0, end
+        return 0, at + 1
+
+    def _tail(self) -> tuple[int, int]:
+        buffer = self._buffer
+        end = len(buffer)
+        start = 0
+        if self._bytes > self._limit_bytes:
+            # The byte before the limit decides whether a line begins at it; the buffer always holds that
+            # byte.
+            start = buffer.find(b"\n", end - self._limit_bytes - 1) + 1
+            if start in (0, end):
+                start = end - self._limit_bytes
+                while _continues(buffer[start]):
+                    start += 1
+                return start, end
+        at = end - 1 if self._last == b"\n" else end
+        for _ in range(self._limit_lines):
+            at = buffer.rfind(b"\n", start, at)
+            if at < 0:
+                return start, end
+        return at + 1, end
+
+
+def _continues(byte: int) -> bool:
+    return byte & 0xC0 == 0x80
