@@ -172,7 +172,7 @@ class _Contents:
             (self.live.add if task.live else self.live.discard)(task.id)
         for write in batch.documents:
             self._write(batch.seq, write)
-        for reply in batch.replies:
+        for reply in sorted(batch.replies, key=lambda reply: reply.mail_id):
             self.replies[reply.mail_id] = reply
         for id in list(self.replies)[:-KEPT_ANSWERS]:
             del self.replies[id], self.mail[id]
@@ -203,11 +203,11 @@ class _Contents:
                 return self.documents[id]
         return None
 
-    def chain(self, conversation_id: int) -> Iterator[ConversationRecord]:
+    def ancestry(self, conversation_id: int) -> Iterator[tuple[int, int | None]]:
         conversation = self.conversations.get(conversation_id)
         while conversation is not None:
-            yield conversation
             parent = conversation.parent
+            yield conversation.id, None if parent is None else parent.at
             conversation = None if parent is None else self.conversations[parent.conversation]
 
 
@@ -227,7 +227,7 @@ class MemoryStorage:
         self._on_mail: Callable[[], None] | None = None
 
     def snapshot(self) -> MemoryStorage:
-        """The store as a crash at this moment would leave it: what has settled, in a store nobody has open."""
+        """The store as a crash now would leave it: what has settled, in a store nobody has open."""
         copy = MemoryStorage()
         copy._contents = self._contents.copy()
         return copy
@@ -342,7 +342,7 @@ class MemoryStorage:
         return contents.submissions.get(contents.requests.get((conversation_id, request_id), 0))
 
     async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
-        return lineage_of(self._read().chain(conversation_id))
+        return lineage_of(self._read().ancestry(conversation_id))
 
     async def entries(
         self,

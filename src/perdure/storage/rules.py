@@ -8,14 +8,14 @@ import msgspec
 
 from perdure.kernel.errors import InvalidRead, NotFound, StorageError
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, DocumentRecord, to_raw
+from perdure.kernel.records import ROOT_CONVERSATION, DocumentRecord, to_raw
 from perdure.kernel.storage import MAX_SCAN, Batch, Order, Segment
 
 FIRST_ID = ROOT_CONVERSATION + 1
 """The next id of a new store: the root's is given away already (rule K24)."""
 
 MAX_PENDING = 100_000
-"""Commits that may wait for storage at once. Each has a caller waiting: this many mean a program gone wild."""
+"""Commits that may wait for storage at once. Each has a caller waiting: this many mean a runaway."""
 
 KEPT_ANSWERS = 1000
 """Answered mail stays readable until this many more requests have been answered."""
@@ -32,7 +32,7 @@ MAX_ID = 2**63 - 1
 def check_batch(batch: Batch, *, seq: int, next_id: int) -> None:
     """Refuse what no kernel in order would hand over, given the last staged seq and next id (rules K23, K26).
 
-    Raises StorageError. What only stored records can tell (a duplicate id or address) the backend refuses itself.
+    Raises StorageError. What only stored records can tell (a duplicate id) the backend refuses itself.
     """
     if batch.seq != seq + 1:
         raise StorageError(f"commit {batch.seq} does not follow commit {seq}; the store was left as it is")
@@ -70,20 +70,18 @@ def check_limit(limit: int, *, most: int = MAX_SCAN) -> None:
         raise InvalidRead(f"a scan returns 1 to {most} records, not {limit}; read page by page")
 
 
-def lineage_of(chain: Iterable[ConversationRecord]) -> tuple[Segment, ...]:
-    """The segments of a history, from a conversation and its ancestors, nearest first (rule K117).
+def lineage_of(ancestry: Iterable[tuple[int, int | None]]) -> tuple[Segment, ...]:
+    """The segments of a history (rule K117), from (conversation, the entry it was forked at), nearest first.
 
     A fork at an entry its parent itself inherited takes nothing of the parent's own entries.
     """
     owned: list[tuple[int, int | None]] = []
     cut: int | None = None
-    for conversation in chain:
-        parent = conversation.parent
-        floor = 0 if parent is None else parent.at
-        if cut is None or cut > floor:
-            owned.append((conversation.id, cut))
-        if parent is not None:
-            cut = parent.at if cut is None else min(cut, parent.at)
+    for id, forked_at in ancestry:
+        if cut is None or cut > (forked_at or 0):
+            owned.append((id, cut))
+        if forked_at is not None:
+            cut = forked_at if cut is None else min(cut, forked_at)
     segments: list[Segment] = []
     first = 0
     for id, last in reversed(owned):
@@ -95,7 +93,7 @@ def lineage_of(chain: Iterable[ConversationRecord]) -> tuple[Segment, ...]:
 def ranges(
     lineage: Sequence[Segment], first: int, last: int | None, order: Order
 ) -> list[tuple[int, int, int]]:
-    """The (conversation, lowest, highest id) to look through, in reading order; only what the id range touches."""
+    """The (conversation, lowest, highest id) to look through, in reading order; only what the range touches."""
     top = MAX_ID if last is None else last
     touched = [
         (
