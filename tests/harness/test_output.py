@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.tools.output import OutputWindow, Window
+from perdure.harness.output import OutputWindow, Window
 
 Keep = Literal["head", "tail"]
 

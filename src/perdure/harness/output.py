@@ -79,8 +79,7 @@ class OutputWindow:
         self._take(self._decode(chunk))
 
     def window(self) -> Window:
-        """The window over all bytes taken so far, as if they were all there is. More may be fed afterwards.
-        """
+        """The window over all bytes taken so far, as if they were all there is. More may follow."""
         pending, _ = self._decoder.getstate()
         if not pending:
             return self._window()
