@@ -1,8 +1,9 @@
 """Strict JSON: what may be stored, how it is checked, copied, encoded and compared (rules K34-K38).
 
-A value is strict JSON when it is made of None, bool, int (64-bit signed), finite float, str without lone surrogates,
-list, and dict with str keys, and of exactly these types: a subclass such as an IntEnum or an OrderedDict would come
-back as something else, so it is refused. 1, 1.0 and True are three values; so are 0.0 and -0.0.
+A value is strict JSON when it is made of None, bool, int (64-bit signed), finite float, str without lone
+surrogates, list, and dict with str keys, and of exactly these types: a subclass such as an IntEnum or an
+OrderedDict would come back as something else, so it is refused. 1, 1.0 and True are three values; so are 0.0
+and -0.0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from perdure.kernel.errors import NotJson
 
 if TYPE_CHECKING:
-    JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | dict[str, JsonValue]"
+    JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 else:
     # A recursive alias cannot be resolved by get_type_hints, nor read by msgspec. Both understand Any.
     JsonValue = Any
@@ -47,7 +48,7 @@ class JsonView(ABC):
 
 
 def check_json(value: object, *, at: str = "$") -> None:
-    """Refuse ``value`` unless it is strict JSON. Raises NotJson with the path of what is not, written below ``at``."""
+    """Refuse ``value`` unless it is strict JSON: NotJson tells the path of what is not, below ``at``."""
     try:
         _walk(value, 0, False)
     except _Fault as fault:
@@ -74,7 +75,7 @@ def path_text(path: JsonPath, *, at: str = "$") -> str:
         elif step.isascii() and step.isidentifier():
             parts.append(f".{step}")
         else:
-            parts.append(f"[{ascii(step)}]")
+            parts.append(f"[{step!a}]")
     return "".join(parts)
 
 
@@ -166,7 +167,8 @@ def _why_not(value: object) -> str:
     name = type(value).__name__
     for base in (bool, int, float, str, list, dict):
         if isinstance(value, base):
-            return f"{name} is a subclass of {base.__name__} and would come back as {base.__name__}; convert it first"
+            plain = base.__name__
+            return f"{name} is a subclass of {plain} and would come back as {plain}; convert it first"
     if isinstance(value, tuple):
         return f"{name} would come back as list; convert it first"
     if isinstance(value, JsonView):
@@ -207,7 +209,8 @@ def decode_json(data: bytes | msgspec.Raw) -> JsonValue:
         value = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NotJson("$", f"not JSON: {error}") from None
-    if _LONG_NUMBER.search(data) is not None:  # the decoder goes beyond 64 bits: a cheap scan says if one may be there
+    # The decoder goes beyond 64 bits: a cheap scan says whether such an integer may be there.
+    if _LONG_NUMBER.search(data) is not None:
         check_json(value)
     return value
 

@@ -1,0 +1,295 @@
+"""The types of a document's fields: resolved from its annotations, checked at every write (rules K38, K39).
+
+A field holds JSON (scalars, Literal, list, dict, TypedDict, JsonValue, unions of those) or a frozen msgspec
+Struct, stored as JSON and read as a value of its own. Nothing is converted: what fits is stored as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence, Sequence
+from functools import lru_cache
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import msgspec
+
+from perdure.kernel.errors import DocumentFieldError
+from perdure.kernel.json import JsonPath, JsonValue, copy_json, path_text
+
+_LISTS = (list, Sequence, MutableSequence, Collection)
+_DICTS = (dict, Mapping, MutableMapping)
+
+
+class Schema:
+    """The fields of one document class: their types, their initial values, and what may be written where.
+
+    Annotations are resolved at first use, so they may name what the module defines further down.
+    """
+
+    def __init__(self, owner: type, kind: str, defaults: Mapping[str, Callable[[], object]]) -> None:
+        self.kind: str = kind
+        self._owner: type = owner
+        self._defaults: Mapping[str, Callable[[], object]] = defaults
+        self._types: dict[str, object] | None = None
+        self.structs: frozenset[str] = frozenset()
+        """Fields that are read as Structs; known once a type was asked for."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._defaults)
+
+    def types(self) -> dict[str, object]:
+        if self._types is None:
+            try:
+                hints = get_type_hints(self._owner, include_extras=True)
+            except NameError as error:
+                raise TypeError(
+                    f"a field type of document {self.kind!r} cannot be resolved: {error}; "
+                    "define it at module level, and import it at run time"
+                ) from None
+            types = {name: hints[name] for name in self._defaults}
+            self.structs = frozenset(
+                name for name, hint in types.items() if _check_type(hint, f"{self.kind}.{name}")
+            )
+            self._types = types
+        return self._types
+
+    def plain(self, name: str, value: object) -> object:
+        """``value`` as it can be put into the field ``name``: a Struct becomes JSON, all else stays."""
+        hint = self.types()[name]
+        if name not in self.structs or value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        at = f"{self.kind}.{name}"
+        if not isinstance(value, msgspec.Struct):
+            raise DocumentFieldError(at, f"expected {_spell(hint)}, not {type(value).__name__}")
+        try:
+            stored: JsonValue = msgspec.json.decode(msgspec.json.encode(value))
+            back: object = msgspec.convert(stored, hint)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise DocumentFieldError(at, _reason(error)[0]) from None
+        if back != value:
+            raise DocumentFieldError(
+                at, f"this {type(value).__name__} would not come back from JSON as it is"
+            )
+        return stored
+
+    def rich(self, name: str, value: JsonValue) -> object:
+        """The Struct that a struct field's stored value stands for; it shares nothing with it."""
+        return msgspec.convert(copy_json(value), self.types()[name])
+
+    def filled(self, value: JsonValue) -> dict[str, JsonValue]:
+        """``value`` with the initial values of the fields it lacks. It is not copied if it lacks none."""
+        if not isinstance(value, dict):
+            raise DocumentFieldError(self.kind, f"a document is an object, not {type(value).__name__}")
+        if self._defaults.keys() <= value.keys():
+            return value
+        full = value.copy()
+        for name, make in self._defaults.items():
+            if name not in full:
+                full[name] = copy_json(self.plain(name, make()), at=self.kind, path=(name,))
+                self.check_set((name,), full[name])
+        return full
+
+    def check_value(self, value: JsonValue) -> None:
+        """Every field of a whole value is known and fits."""
+        if not isinstance(value, dict):
+            raise DocumentFieldError(self.kind, f"a document is an object, not {type(value).__name__}")
+        for name, item in value.items():
+            self.check_set((name,), item)
+
+    def check_set(self, path: JsonPath, value: JsonValue) -> None:
+        """Asked by the recorder before a write. Raises DocumentFieldError."""
+        hint = self._hint(path)
+        if hint is Any or cast("object", type(value)) is hint:
+            return
+        try:
+            taken: object = msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            reason, below = _reason(error)
+            if "[...]" in below and isinstance(value, dict):  # it does not say which key: ask one by one
+                for key, item in value.items():
+                    self.check_set((*path, key), item)
+            raise DocumentFieldError(path_text(path, at=self.kind) + below, reason) from None
+        if len(path) == 1 and path[0] in self.structs:
+            return
+        if taken != value:  # converting leaves out what a TypedDict does not name
+            surplus = _surplus(value, cast("JsonValue", taken))
+            raise DocumentFieldError(
+                path_text((*path, *surplus), at=self.kind), "no such key in its TypedDict"
+            )
+
+    def check_delete(self, path: JsonPath) -> None:
+        """Asked by the recorder before a key is removed. Raises DocumentFieldError."""
+        at = path_text(path, at=self.kind)
+        if len(path) == 1:
+            raise DocumentFieldError(at, "a document's field cannot be deleted; assign another value")
+        holder = _container(self._hint(path[:-1]), False)
+        if is_typeddict(holder) and path[-1] in cast("type[Any]", holder).__required_keys__:
+            raise DocumentFieldError(at, "its TypedDict requires this key")
+
+    def _hint(self, path: JsonPath) -> object:
+        """The type of what stands at ``path``."""
+        types = self.types()
+        hint = types.get(cast("str", path[0]), _UNKNOWN)
+        if hint is _UNKNOWN:
+            raise DocumentFieldError(
+                path_text(path, at=self.kind), f"no such field; the fields are {', '.join(types)}"
+            )
+        for length, step in enumerate(path[1:], 2):
+            hint = _item(hint, step)
+            if hint is _UNKNOWN:
+                raise DocumentFieldError(
+                    path_text(path[:length], at=self.kind), "no such key in its TypedDict"
+                )
+        return hint
+
+
+_UNKNOWN = object()
+
+
+def _item(hint: object, step: str | int) -> object:
+    """The type of what stands at a key or index of a ``hint``."""
+    holder = _container(hint, isinstance(step, int))
+    if is_typeddict(holder):
+        return _keys(cast("type", holder)).get(cast("str", step), _UNKNOWN)
+    arguments = get_args(holder)
+    return arguments[-1] if arguments else Any
+
+
+@lru_cache(maxsize=1024)
+def _container(hint: object, is_list: bool) -> object:
+    """The one member of ``hint`` that is a list (or an object): of JSON types, a union has at most one."""
+    hint = _bare(hint)
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        found = [_container(member, is_list) for member in get_args(hint)]
+        return next((member for member in found if member is not Any), Any)
+    if (origin or hint) in (_LISTS if is_list else _DICTS) or (not is_list and is_typeddict(hint)):
+        return hint
+    return Any
+
+
+@lru_cache(maxsize=1024)
+def _keys(typed_dict: type) -> dict[str, object]:
+    hints = get_type_hints(typed_dict, include_extras=True)
+    return {
+        name: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
+        for name, hint in hints.items()
+    }
+
+
+def _bare(hint: object) -> object:
+    """A type without its annotations and names."""
+    while True:
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        elif hasattr(hint, "__supertype__"):  # a NewType
+            hint = cast("Any", hint).__supertype__
+        elif hasattr(hint, "__value__"):  # an alias made by a type statement
+            hint = cast("Any", hint).__value__
+        else:
+            return hint
+
+
+def _check_type(hint: object, at: str) -> bool:
+    """Refuse a type that no JSON value has; whether it has a Struct in it."""
+    from msgspec import inspect as types  # only when a document is first used
+
+    def walk(info: types.Type, inside: bool) -> bool:
+        if isinstance(info, types.Metadata):
+            info = info.type
+        match info:
+            case types.UnionType():
+                # A set, so that every member is walked.
+                return True in {walk(member, inside) for member in info.types}
+            case types.StructType(cls) if not inside:
+                if not cls.__struct_config__.frozen:
+                    raise TypeError(
+                        f"{at}: {cls.__name__} must be frozen: what is read is a value of its own"
+                    )
+                return True
+            case types.ListType() | types.DictType() if (
+                info.min_length is not None or info.max_length is not None
+            ):
+                raise TypeError(f"{at}: bounds on a list or dict cannot be kept while it is edited in place")
+            case types.ListType():
+                walk(info.item_type, True)
+            case types.DictType():
+                if not isinstance(info.key_type, types.StrType):
+                    raise TypeError(f"{at}: the keys of a JSON object are str")
+                walk(info.value_type, True)
+            case types.TypedDictType():
+                if id(info) not in seen:
+                    seen.add(id(info))
+                    for entry in info.fields:
+                        walk(entry.type, True)
+            case (
+                types.AnyType()
+                | types.NoneType()
+                | types.BoolType()
+                | types.IntType()
+                | types.FloatType()
+                | types.StrType()
+                | types.LiteralType()
+            ):
+                pass
+            case types.StructType(cls):
+                raise TypeError(
+                    f"{at}: a Struct inside a list or dict would be read as a dict; use a TypedDict"
+                )
+            case _:
+                raise TypeError(f"{at}: {_spell(hint)} is not made of JSON types")
+        return False
+
+    seen: set[int] = set()
+    try:
+        info = types.type_info(hint)
+    except TypeError as error:
+        raise TypeError(f"{at}: {error}") from None
+    return walk(info, False)
+
+
+_PLACE = re.compile(r" - at `\$(.*)`$")
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    """What a msgspec error says, without the value, and the path below the value it complains of."""
+    text = str(error)
+    place = _PLACE.search(text)
+    below = place[1] if place else ""
+    if place:
+        text = text[: place.start()]
+    if text.startswith("Invalid enum value"):
+        text = "not one of the values its Literal allows"
+    return text, below
+
+
+def _surplus(value: JsonValue, taken: JsonValue) -> JsonPath:
+    """The path to the first key that converting left out."""
+    if isinstance(value, dict) and isinstance(taken, dict):
+        for key, item in value.items():
+            if key not in taken:
+                return (key,)
+            if taken[key] != item:
+                return (key, *_surplus(item, taken[key]))
+    if isinstance(value, list) and isinstance(taken, list):
+        for at, (item, kept) in enumerate(zip(value, taken, strict=True)):
+            if item != kept:
+                return (at, *_surplus(item, kept))
+    return ()
+
+
+def _spell(hint: object) -> str:
+    return getattr(hint, "__name__", None) or str(hint)
