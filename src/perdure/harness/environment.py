@@ -105,7 +105,7 @@ FileKind: TypeAlias = Literal["file", "directory", "symlink", "other"]
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    """The last part of the path asked for."""
+    """The last part of its path; behind symbolic links, of where they lead."""
     kind: FileKind
     size: int
     """Bytes."""
@@ -171,9 +171,7 @@ class ExecutionEnvironment(Protocol):
         """Up to ``length`` bytes from ``offset``; without a length all that follow. Beyond the end: none."""
         ...
 
-    async def write_file(
-        self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None
-    ) -> None:
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
         """Replace or create a file, atomically: other readers see the old or the new content, a crash leaves
         one.
 

@@ -1,0 +1,213 @@
+"""The processes a command started: which they are, and how all of them are ended.
+
+A command leads a session and a process group of its own, and its environment carries a tag that names the
+workspace, the host process and the command. Its processes are those of that group or session, those that
+carry the tag, and everything below any of them: what called setsid or was started by a double fork is found
+by its tag. This is best effort: a process that leaves the session, drops the environment and whose parent has
+ended is not found. It needs /proc; without it (macOS) only the process group is known.
+
+Signals go through pidfds after the start time was compared, so no stranger that got a reused pid is hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+TAG = "PERDURE_EXEC"
+"""Environment variable: the tags of this command and of those it runs inside of, separated by spaces."""
+_MAX_TAGS = 16
+_HAS_PROC = sys.platform == "linux" and os.path.exists("/proc/self/stat")
+_GONE = "ZX"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    started: int
+    """Clock ticks after boot; with the pid, its identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    pid: int
+    parent: int
+    group: int
+    session: int
+    state: str
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """Which process started a command: comparable only within one boot and one pid namespace."""
+
+    machine: str
+    pid: int
+    started: int
+
+    @classmethod
+    def own(cls) -> HostMark:
+        pid = os.getpid()
+        row = _row(pid)
+        return cls(_machine(), pid, row.started if row else 0)
+
+    @property
+    def text(self) -> str:
+        return f"{self.machine}.{self.pid}.{self.started}"
+
+    @classmethod
+    def parse(cls, text: str) -> HostMark | None:
+        machine, _, rest = text.partition(".")
+        pid, _, started = rest.partition(".")
+        return cls(machine, int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
+
+    def is_dead(self, machine: str) -> bool:
+        """Whether it certainly no longer runs: only a mark of this machine, seen from the same namespace,
+        tells."""
+        if self.machine != machine:
+            return False
+        row = _row(self.pid)
+        return row is None or row.state in _GONE or row.started != self.started
+
+
+def tagged(env: dict[str, str], tag: str) -> dict[str, str]:
+    """``env`` with the tag added to those it carries."""
+    tags = [*env.get(TAG, "").split(), tag]
+    return {**env, TAG: " ".join(tags[-_MAX_TAGS:])}
+
+
+def of_command(leader: int, tag: str) -> list[Process]:
+    """The command's processes that have not ended. ``leader`` must not have been reaped yet: its id is then
+    its own."""
+    if not _HAS_PROC:
+        return _group(leader)
+    rows = list(_rows())
+    first = next((row.started for row in rows if row.pid == leader), 0)
+    return _closure(
+        rows,
+        lambda row: leader in (row.group, row.session) or (row.started >= first and tag in _tags(row.pid)),
+    )
+
+
+def orphans(workspace: str) -> list[Process]:
+    """Processes of commands of this workspace whose host process has died without ending them."""
+    if not _HAS_PROC:
+        return []
+    machine = _machine()
+    dead: dict[str, bool] = {}
+
+    def is_orphan(tag: str) -> bool:
+        name, _, rest = tag.partition(":")
+        if name != workspace:
+            return False
+        host = rest.partition(":")[0]
+        if host not in dead:
+            mark = HostMark.parse(host)
+            dead[host] = mark is not None and mark.is_dead(machine)
+        return dead[host]
+
+    return _closure(list(_rows()), lambda row: any(is_orphan(tag) for tag in _tags(row.pid)))
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Send a signal. False if this user may not; one that is gone counts as sent."""
+    try:
+        if not _HAS_PROC:
+            os.killpg(process.pid, number)
+            return True
+        if not hasattr(os, "pidfd_open"):
+            if _is(process):
+                os.kill(process.pid, number)
+            return True
+        handle = os.pidfd_open(process.pid)
+        try:
+            if _is(process):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
+
+
+def _is(process: Process) -> bool:
+    row = _row(process.pid)
+    return row is not None and row.started == process.started
+
+
+def _group(leader: int) -> list[Process]:
+    try:
+        os.killpg(leader, 0)
+    except (ProcessLookupError, PermissionError):
+        return []
+    return [Process(leader, 0)]
+
+
+def _closure(rows: list[_Row], begins: Callable[[_Row], bool]) -> list[Process]:
+    """The rows chosen and all below them, without the ended ones and without this process."""
+    own = os.getpid()
+    children: dict[int, list[_Row]] = {}
+    for row in rows:
+        children.setdefault(row.parent, []).append(row)
+    found: dict[int, _Row] = {}
+    waiting = [row for row in rows if row.pid != own and begins(row)]
+    while waiting:
+        row = waiting.pop()
+        if row.pid not in found and row.pid != own:
+            found[row.pid] = row
+            waiting.extend(children.get(row.pid, ()))
+    return [Process(row.pid, row.started) for row in found.values() if row.state not in _GONE]
+
+
+def _rows() -> Iterator[_Row]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (row := _row(int(name))) is not None:
+            yield row
+
+
+def _row(pid: int) -> _Row | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # The program's name stands in parentheses and may contain anything, these included.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return _Row(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        started=int(fields[19]),
+    )
+
+
+def _tags(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read()
+    except OSError:
+        return []
+    prefix = f"{TAG}=".encode()
+    for variable in environ.split(b"\0"):
+        if variable.startswith(prefix):
+            return variable[len(prefix) :].decode("ascii", "replace").split()
+    return []
+
+
+def _machine() -> str:
+    """Boot and pid namespace, in which pids mean the same."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip().replace("-", "")[:16]
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return f"{boot}-{namespace}"
