@@ -9,10 +9,10 @@ An instance is either a draft, whose fields are written through a Recorder, or a
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     ClassVar,
@@ -76,7 +76,7 @@ class _Field:
         return self if document is None else document._read(self.name)  # pyright: ignore[reportPrivateUsage]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentDefinition:
     """What a document class declares; made with the class, found at ``Job.definition``."""
 
@@ -88,7 +88,7 @@ class DocumentDefinition:
     family: bool
     """One document a key, instead of one document."""
     cls: type[Document]
-    schema: Schema
+    schema: Schema = dataclasses.field(repr=False)
     checkpoint_when: CheckpointPolicy | None
     """None: the default policy."""
 
@@ -114,9 +114,7 @@ class DocumentDefinition:
         self.schema.check_value(value)
 
 
-def resolve_version(
-    definition: DocumentDefinition, stored_version: int, value: JsonValue
-) -> tuple[JsonValue, bool]:
+def resolve_version(definition: DocumentDefinition, stored_version: int, value: JsonValue) -> tuple[JsonValue, bool]:
     """A stored value as this code's version has it, and whether it was migrated (rules K108-K110).
 
     Raises DocumentVersionError for a value that is newer, or older without a migration.
@@ -168,9 +166,7 @@ class Document:
         for name in _own_fields(cls, kind):
             default = cast("object", cls.__dict__.get(name, _MISSING))
             if default is _MISSING:
-                raise TypeError(
-                    f"{kind}.{name} needs an initial value: a default, or field(default_factory=...)"
-                )
+                raise TypeError(f"{kind}.{name} needs an initial value: a default, or field(default_factory=...)")
             made = default if isinstance(default, _Field) else _Field(default, None)
             made.name = name
             fields[name] = made
@@ -290,9 +286,7 @@ class Document:
         if name not in self._fields:
             raise AttributeError(f"{kind} has no field {name!r}; its fields are {', '.join(self._fields)}")
         if self._draft is None:
-            raise AttributeError(
-                f"{kind}.{name}: a snapshot is read-only; open a draft in a transaction to change it"
-            )
+            raise AttributeError(f"{kind}.{name}: a snapshot is read-only; open a draft in a transaction to change it")
         self._draft[name] = self.definition.schema.plain(name, value)
 
 
@@ -312,9 +306,7 @@ def _check_declaration(
     builtin: bool,
 ) -> None:
     if _KIND.fullmatch(kind) is None:
-        raise TypeError(
-            f"document kind {kind!r} must be short names of letters, digits, - and _, joined by dots"
-        )
+        raise TypeError(f"document kind {kind!r} must be short names of letters, digits, - and _, joined by dots")
     if kind.startswith(_RESERVED) and not builtin:
         raise TypeError(f"document kind {kind!r}: kinds that begin with {_RESERVED!r} are perdure's own")
     if type(version) is not int or version < 1:

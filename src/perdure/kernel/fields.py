@@ -60,9 +60,7 @@ class Schema:
                     "define it at module level, and import it at run time"
                 ) from None
             types = {name: hints[name] for name in self._defaults}
-            self.structs = frozenset(
-                name for name, hint in types.items() if _check_type(hint, f"{self.kind}.{name}")
-            )
+            self.structs = frozenset(name for name, hint in types.items() if _check_type(hint, f"{self.kind}.{name}"))
             self._types = types
         return self._types
 
@@ -80,9 +78,7 @@ class Schema:
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise DocumentFieldError(at, _reason(error)[0]) from None
         if back != value:
-            raise DocumentFieldError(
-                at, f"this {type(value).__name__} would not come back from JSON as it is"
-            )
+            raise DocumentFieldError(at, f"this {type(value).__name__} would not come back from JSON as it is")
         return stored
 
     def rich(self, name: str, value: JsonValue) -> object:
@@ -126,9 +122,7 @@ class Schema:
             return
         if taken != value:  # converting leaves out what a TypedDict does not name
             surplus = _surplus(value, cast("JsonValue", taken))
-            raise DocumentFieldError(
-                path_text((*path, *surplus), at=self.kind), "no such key in its TypedDict"
-            )
+            raise DocumentFieldError(path_text((*path, *surplus), at=self.kind), "no such key in its TypedDict")
 
     def check_delete(self, path: JsonPath) -> None:
         """Asked by the recorder before a key is removed. Raises DocumentFieldError."""
@@ -144,15 +138,11 @@ class Schema:
         types = self.types()
         hint = types.get(cast("str", path[0]), _UNKNOWN)
         if hint is _UNKNOWN:
-            raise DocumentFieldError(
-                path_text(path, at=self.kind), f"no such field; the fields are {', '.join(types)}"
-            )
+            raise DocumentFieldError(path_text(path, at=self.kind), f"no such field; the fields are {', '.join(types)}")
         for length, step in enumerate(path[1:], 2):
             hint = _item(hint, step)
             if hint is _UNKNOWN:
-                raise DocumentFieldError(
-                    path_text(path[:length], at=self.kind), "no such key in its TypedDict"
-                )
+                raise DocumentFieldError(path_text(path[:length], at=self.kind), "no such key in its TypedDict")
         return hint
 
 
@@ -185,8 +175,7 @@ def _container(hint: object, is_list: bool) -> object:
 def _keys(typed_dict: type) -> dict[str, object]:
     hints = get_type_hints(typed_dict, include_extras=True)
     return {
-        name: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-        for name, hint in hints.items()
+        name: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint for name, hint in hints.items()
     }
 
 
@@ -216,13 +205,9 @@ def _check_type(hint: object, at: str) -> bool:
                 return True in {walk(member, inside) for member in info.types}
             case types.StructType(cls) if not inside:
                 if not cls.__struct_config__.frozen:
-                    raise TypeError(
-                        f"{at}: {cls.__name__} must be frozen: what is read is a value of its own"
-                    )
+                    raise TypeError(f"{at}: {cls.__name__} must be frozen: what is read is a value of its own")
                 return True
-            case types.ListType() | types.DictType() if (
-                info.min_length is not None or info.max_length is not None
-            ):
+            case types.ListType() | types.DictType() if info.min_length is not None or info.max_length is not None:
                 raise TypeError(f"{at}: bounds on a list or dict cannot be kept while it is edited in place")
             case types.ListType():
                 walk(info.item_type, True)
@@ -246,9 +231,7 @@ def _check_type(hint: object, at: str) -> bool:
             ):
                 pass
             case types.StructType(cls):
-                raise TypeError(
-                    f"{at}: a Struct inside a list or dict would be read as a dict; use a TypedDict"
-                )
+                raise TypeError(f"{at}: a Struct inside a list or dict would be read as a dict; use a TypedDict")
             case _:
                 raise TypeError(f"{at}: {_spell(hint)} is not made of JSON types")
         return False

@@ -1,0 +1,223 @@
+"""The built-in documents and entries, their shapes, and the inputs of the built-in tasks (rules H3 to H12).
+
+They change only through commits of the built-in tasks and of a Conversation's own calls.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, TypedDict
+
+import msgspec
+
+from perdure.kernel.document import Document, field
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import EMPTY_OBJECT, NULL
+
+# --- documents ----------------------------------------------------------------------------------------------
+
+
+class Agent(
+    Document, kind="pi.agent", version=1, scope="conversation", history="rewindable", fork="as_of", builtin=True
+):
+    """A conversation's agent settings."""
+
+    model: str | None = None
+    """``provider:name``; None: the host's default."""
+    thinking: str = "off"
+    extensions: list[str] | None = None
+    """Selected by name; None: all that are installed. Names that are missing are skipped until installed."""
+    tools: list[str] | None = None
+    """Selected by name; None: all of the selected extensions'."""
+    instructions: str = ""
+    cwd: str | None = None
+
+
+class Meta(Document, kind="pi.meta", version=1, scope="conversation", fork="initial", builtin=True):
+    """A conversation's name and labels."""
+
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class ProviderKey(Document, kind="pi.provider", version=1, scope="conversation", fork="initial", builtin=True):
+    """What providers route their caches by; a new one per conversation."""
+
+    id: str = ""
+
+
+class LiveRun(TypedDict):
+    task: int
+    """The generation task."""
+    inputs: list[int]
+    """Submissions this run answers, in the order they were placed."""
+    started_at: int
+    turn: int
+    """Model responses so far."""
+
+
+class LivePart(TypedDict):
+    type: Literal["text", "thinking", "tool_call"]
+    text: str
+    """The text so far; for a tool call its arguments."""
+    id: str
+    name: str
+
+
+class LiveMessage(TypedDict):
+    """The partial answer of a request on its way."""
+
+    task: int
+    attempt: int
+    content: list[LivePart]
+
+
+class LiveTool(TypedDict):
+    """A tool call on its way, by task id."""
+
+    call_id: str
+    name: str
+    state: Literal["waiting", "running"]
+    output: str
+    dropped_lines: int
+    dropped_bytes: int
+    details: JsonValue
+    diagnostics: list[str]
+
+
+class LiveRetry(TypedDict):
+    attempt: int
+    until: int
+    code: str
+    message: str
+
+
+class Live(Document, kind="pi.live", version=1, scope="conversation", fork="initial", builtin=True):
+    """What goes on right now. The conversation is busy exactly while ``run`` is set."""
+
+    run: LiveRun | None = None
+    message: LiveMessage | None = None
+    tools: dict[str, LiveTool] = field(default_factory=dict)
+    retry: LiveRetry | None = None
+
+
+InboxMode: TypeAlias = Literal["steer", "follow_up", "write"]
+
+
+class InboxEntry(TypedDict):
+    """The entry a queued submission will become; messages and data as JSON."""
+
+    kind: str
+    messages: list[JsonValue]
+    data: JsonValue
+    head: int | Literal["self"] | None
+    edits: list[JsonValue]
+
+
+class InboxItem(TypedDict):
+    id: int
+    """The submission."""
+    mode: InboxMode
+    entry: InboxEntry
+
+
+class Inbox(Document, kind="pi.inbox", version=1, scope="conversation", fork="initial", builtin=True):
+    """Queued submissions, in id order."""
+
+    items: list[InboxItem] = field(default_factory=list)
+
+
+class ModelTotals(TypedDict):
+    requests: int
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    reasoning: int
+
+
+class ToolTotals(TypedDict):
+    calls: int
+    usage: dict[str, float]
+
+
+class UsageTotals(Document, kind="pi.usage", version=1, scope="conversation", fork="initial", builtin=True):
+    """What a conversation has used, every attempt counted."""
+
+    models: dict[str, ModelTotals] = field(default_factory=dict)
+    """By ``provider:name``."""
+    tools: dict[str, ToolTotals] = field(default_factory=dict)
+    """By tool name, as its results report."""
+
+
+# --- entries ------------------------------------------------------------------------------------------------
+
+USER = "pi.user"
+ASSISTANT = "pi.assistant"
+SYSTEM = "pi.system"
+TOOL_RESULT = "pi.tool-result"
+RESET = "pi.reset"
+
+RESERVED = "pi."
+"""Kinds beginning so are the package's own; an application's may not."""
+
+
+# --- inputs of built-in tasks -------------------------------------------------------------------------------
+
+
+class ToolInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call: the input of a ``pi.tool`` task."""
+
+    call_id: str
+    name: str
+    arguments: msgspec.Raw = EMPTY_OBJECT
+    index: int = 0
+    """Its place among the calls of its message."""
+    after: int | None = None
+    """A task that must be terminal before this call begins (a round with a sequential tool)."""
+
+
+class AssistantData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``data`` of a ``pi.assistant`` entry, beside its one message."""
+
+    calls: tuple[int, ...] = ()
+    """The task of each call, in the order of the message: what results are matched by."""
+    attempt: int = 1
+
+
+class SystemData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``data`` of a ``pi.system`` entry: the prompt sections it shows, by name; None: no longer there."""
+
+    sections: dict[str, str | None]
+    baseline: bool = False
+    """Every section of its time, in place of all that was shown before."""
+
+
+class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``data`` of a ``pi.tool-result`` entry, beside its one message."""
+
+    task: int
+    call_id: str
+    name: str
+    is_error: bool = False
+    code: str | None = None
+    details: msgspec.Raw = NULL
+    diagnostics: tuple[str, ...] = ()
+    dropped_lines: int = 0
+    dropped_bytes: int = 0
+
+
+ToolErrorCode: TypeAlias = Literal[
+    "tool_unavailable", "invalid_arguments", "blocked", "interrupted", "aborted", "tool_error", "timeout"
+]
+UnansweredReason: TypeAlias = Literal[
+    "aborted",
+    "stale",
+    "reset",
+    "run_failed",
+    "model_error",
+    "no_model",
+    "faulted",
+    "missing_task",
+    "task_too_old",
+    "migration_failed",
+]

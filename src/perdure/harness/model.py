@@ -1,0 +1,114 @@
+"""The small protocol by which the harness asks a model; adapters and the scripted model implement it (rule H167)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from perdure.harness.messages import AssistantMessage, Message, Usage
+from perdure.kernel.errors import PerdureError
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A catalogue entry. Sizes in tokens."""
+
+    provider: str
+    name: str
+    context_window: int
+    max_output: int
+
+    @property
+    def id(self) -> str:
+        """``provider:name``, as a conversation's agent settings store it."""
+        return f"{self.provider}:{self.name}"
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool as offered to a model."""
+
+    name: str
+    description: str
+    parameters: msgspec.Raw
+    """JSON Schema of the arguments object."""
+
+
+ThinkingLevel: TypeAlias = Literal["off", "minimal", "low", "medium", "high"]
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, whole. ``messages`` begins with at most one leading system message; later ones are deltas."""
+
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec] = ()
+    thinking: ThinkingLevel = "off"
+    max_output: int | None = None
+    session_key: str = ""
+    """Stable per conversation, for a provider's cache routing."""
+    attempt: int = 1
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """Arguments text as it comes. A new ``index`` begins a new call."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The last event of a stream: the whole message, usage included."""
+
+    message: AssistantMessage
+
+
+ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Finished
+
+ModelErrorCode: TypeAlias = Literal[
+    "overflow", "rate_limit", "overloaded", "connection", "malformed", "authentication", "refused", "other"
+]
+RETRYABLE: frozenset[ModelErrorCode] = frozenset({"rate_limit", "overloaded", "connection"})
+
+
+class ModelError(PerdureError):
+    """A request failed. What is not RETRYABLE is never sent again (rule H74)."""
+
+    def __init__(
+        self, code: ModelErrorCode, message: str, *, retry_after_ms: int | None = None, usage: Usage | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code: ModelErrorCode = code
+        self.retry_after_ms = retry_after_ms
+        self.usage = usage
+
+    @property
+    def retryable(self) -> bool:
+        return self.code in RETRYABLE
+
+
+class Models(Protocol):
+    """Where models come from."""
+
+    @property
+    def default(self) -> str | None:
+        """The model id for conversations whose agent settings name none."""
+        ...
+
+    def find(self, model: str) -> ModelInfo | None:
+        """The catalogue entry, or None when this host cannot reach such a model."""
+        ...
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
+        ...

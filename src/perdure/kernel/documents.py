@@ -1,0 +1,191 @@
+"""Documents in memory: what each address holds, staged and settled, and how a changed one is written.
+
+A document that is in use is here with two values: as of the newest staged commit (what transactions see) and as of
+the newest settled one (what everybody else sees). Values are plain JSON trees that are never changed in place:
+operations make new ones that share structure (kernel.ops.apply), so both may be handed to readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import structs
+
+from perdure.kernel.document import Document, DocumentDefinition, resolve_version
+from perdure.kernel.errors import PerdureError
+from perdure.kernel.json import JsonValue, decode_json, encode_json
+from perdure.kernel.observation import Source
+from perdure.kernel.ops import Op, apply, decode_ops, encode_ops
+from perdure.kernel.records import Address, DocumentRecord
+from perdure.kernel.storage import DocumentWrite, StoredDocument
+
+D = TypeVar("D", bound=Document)
+
+REPLAY_FACTOR = 4
+"""A base is written once replaying what follows the last one would cost more than this many times the base."""
+OP_COST = 64
+"""What replaying one delta costs beside its bytes, in bytes."""
+SMALL_BASE = 1024
+"""Bases below this many bytes count as this many when that is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocState:
+    """One value of one address. ``record`` None: nothing lives there."""
+
+    record: DocumentRecord | None
+    version: int
+    value: JsonValue
+    base_bytes: int = 0
+    deltas: int = 0
+    delta_bytes: int = 0
+
+
+ABSENT = DocState(None, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChange:
+    """What one commit did to one document. ``before`` is None for a new one, ``after`` for a retired one."""
+
+    record: DocumentRecord
+    before: JsonValue
+    after: JsonValue
+    ops: tuple[Op, ...]
+    """Lead from before to after; for a new or migrated document, one Set of the whole."""
+
+
+class LoadedDocument:
+    """An address in use."""
+
+    __slots__ = ("address", "settled", "sources", "staged", "used_at")
+
+    def __init__(self, address: Address, state: DocState, now: float) -> None:
+        self.address = address
+        self.staged = state
+        self.settled = state
+        self.sources: dict[DocumentDefinition, Source[Document]] = {}
+        """Observers, by the definition they read with."""
+        self.used_at = now
+
+    @property
+    def needed(self) -> bool:
+        """In memory regardless of age: its values differ, or somebody observes it."""
+        return self.staged is not self.settled or any(source.observed for source in self.sources.values())
+
+
+def read_state(state: DocState, kind: type[D]) -> D | None:
+    """What a reader using ``kind`` sees; an older stored version is migrated in memory only (rule 1.4)."""
+    if state.record is None:
+        return None
+    value, _ = resolve_version(kind.definition, state.version, state.value)
+    return kind.from_json(value)
+
+
+def materialise(stored: StoredDocument) -> DocState:
+    """The value of a stored document: its base and the deltas after it."""
+    value = decode_json(stored.base)
+    delta_bytes = 0
+    for delta in stored.deltas:
+        value = apply(value, decode_ops(delta))
+        delta_bytes += len(delta)
+    return DocState(stored.record, stored.version, value, len(stored.base), len(stored.deltas), delta_bytes)
+
+
+def write_base(record: DocumentRecord, version: int, value: JsonValue) -> tuple[DocState, DocumentWrite]:
+    base = encode_json(value)
+    reclaim = record.history == "latest"
+    return (
+        DocState(record, version, value, len(base)),
+        DocumentWrite(record, version, base=base, reclaim=reclaim),
+    )
+
+
+def write_change(
+    definition: DocumentDefinition, state: DocState, value: JsonValue, ops: tuple[Op, ...]
+) -> tuple[DocState, DocumentWrite]:
+    """A delta, or a base where replaying would cost more than the base."""
+    record = state.record
+    assert record is not None, "a change needs an incarnation"
+    delta = encode_ops(ops)
+    deltas, delta_bytes = state.deltas + 1, state.delta_bytes + len(delta)
+    if definition.checkpoint_when is not None:
+        as_base = definition.checkpoint_when(state.base_bytes, deltas, delta_bytes)
+    else:
+        as_base = delta_bytes + OP_COST * deltas > REPLAY_FACTOR * max(state.base_bytes, SMALL_BASE)
+    if as_base or len(delta) >= state.base_bytes:
+        return write_base(record, state.version, value)
+    return (
+        DocState(record, state.version, value, state.base_bytes, deltas, delta_bytes),
+        DocumentWrite(record, state.version, ops=delta),
+    )
+
+
+def retire_state(state: DocState, *, at: int, seq: int) -> DocumentWrite:
+    assert state.record is not None, "only a living document retires"
+    return DocumentWrite(structs.replace(state.record, retired_at=at, retired_seq=seq), state.version)
+
+
+class DocumentCache:
+    """The addresses in use. Bounded by age: what nobody needs leaves after the retention."""
+
+    def __init__(
+        self,
+        read: Callable[[Address], Awaitable[StoredDocument | None]],
+        now: Callable[[], float],
+        retention: float,
+    ) -> None:
+        self._read = read
+        self._now = now
+        self._retention = retention
+        self._loaded: dict[Address, LoadedDocument] = {}
+        self._loading: dict[Address, asyncio.Future[LoadedDocument]] = {}
+        self._swept_at = now()
+
+    def peek(self, address: Address) -> LoadedDocument | None:
+        return self._loaded.get(address)
+
+    def loaded(self) -> list[LoadedDocument]:
+        return list(self._loaded.values())
+
+    def put(self, address: Address, state: DocState) -> LoadedDocument:
+        """Bring in an address whose stored state is known without reading (nothing can live there yet)."""
+        assert address not in self._loaded, "an address is loaded once"
+        document = self._loaded[address] = LoadedDocument(address, state, self._now())
+        return document
+
+    async def load(self, address: Address) -> LoadedDocument:
+        """From memory, or one read however many ask. A document cannot change while it is not loaded."""
+        document = self._loaded.get(address)
+        if document is not None:
+            document.used_at = self._now()
+            return document
+        loading = self._loading.get(address)
+        if loading is None:
+            loading = asyncio.ensure_future(self._load(address))
+            self._loading[address] = loading
+            loading.add_done_callback(lambda _: self._loading.pop(address, None))
+        return await asyncio.shield(loading)
+
+    async def _load(self, address: Address) -> LoadedDocument:
+        stored = await self._read(address)
+        present = self._loaded.get(address)
+        return present if present is not None else self.put(address, ABSENT if stored is None else materialise(stored))
+
+    def sweep(self) -> None:
+        """Let go of what was not used for the retention. Called now and then by the session."""
+        now = self._now()
+        if now - self._swept_at < min(self._retention, 30.0):
+            return
+        self._swept_at = now
+        horizon = now - self._retention
+        for address, document in list(self._loaded.items()):
+            if document.used_at <= horizon and not document.needed:
+                del self._loaded[address]
+
+
+class ForkConflict(PerdureError):
+    """A fork takes the parent's ``current`` documents as they are; the same transaction may not change them too."""

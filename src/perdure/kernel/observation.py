@@ -1,0 +1,213 @@
+"""Seeing committed values as they change: State (the newest), Watch (every frame, exact and in order).
+
+A Source owns one live value. It is published to when a commit settles, by the code that knows what changed; its
+observers attach in one synchronous step, so there is no gap and no frame twice (rules of 1.6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from perdure.kernel.context import Context, bounded
+from perdure.kernel.errors import PerdureError
+from perdure.kernel.ops import Op
+
+T = TypeVar("T")
+
+EndReason: TypeAlias = Literal["stopped", "cancelled", "retired", "session_closed", "session_failed", "listener_error"]
+MAX_PENDING = 100
+"""Frames a slow watch may have waiting before they are replaced by one with the newest full value."""
+
+NO_VALUES: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame(Generic[T]):
+    """The value after one commit. ``ops`` lead here from the frame before; None: start anew."""
+
+    seq: int
+    value: T
+    ops: tuple[Op, ...] | None
+    values: Mapping[str, object] = field(default_factory=lambda: NO_VALUES)
+    """What the committing context carried."""
+
+
+class WatchEnded(PerdureError):
+    """The watch ended for a reason other than its consumer leaving."""
+
+    def __init__(self, reason: EndReason, cause: BaseException | None = None) -> None:
+        super().__init__(f"the watch ended: {reason}" + (f" ({type(cause).__name__})" if cause else ""))
+        self.reason: EndReason = reason
+        self.cause = cause
+
+
+class Source(Generic[T]):
+    """One live value and who observes it."""
+
+    __slots__ = ("_frame", "_observers", "ended", "name", "on_idle")
+
+    def __init__(self, name: str, *, seq: int, value: T, on_idle: Callable[[], None] | None = None) -> None:
+        self.name = name
+        self._frame: Frame[T] = Frame(seq, value, None)
+        self._observers: dict[Observer[T], None] = {}
+        self.ended: tuple[EndReason, BaseException | None] | None = None
+        self.on_idle = on_idle
+
+    @property
+    def value(self) -> T:
+        return self._frame.value
+
+    @property
+    def seq(self) -> int:
+        return self._frame.seq
+
+    @property
+    def observed(self) -> bool:
+        return bool(self._observers)
+
+    def publish(self, frame: Frame[T]) -> None:
+        """The value after a settled commit; called in commit order."""
+        assert frame.seq > self._frame.seq or self._frame.seq == 0, "frames are published in commit order"
+        self._frame = frame
+        for observer in self._observers:
+            observer.take(frame)
+
+    def end(self, reason: EndReason, cause: BaseException | None = None) -> None:
+        if self.ended is None:
+            self.ended = (reason, cause)
+            for observer in list(self._observers):
+                observer.finish(reason, cause)
+
+    def state(self) -> State[T]:
+        return State(self)
+
+    def watch(self, context: Context | None = None) -> Watch[T]:
+        return Watch(self, context)
+
+    def attach(self, observer: Observer[T]) -> Frame[T]:
+        self._observers[observer] = None
+        return Frame(self._frame.seq, self._frame.value, None, self._frame.values)
+
+    def detach(self, observer: Observer[T]) -> None:
+        if self._observers.pop(observer, False) is None and not self._observers and self.on_idle is not None:
+            self.on_idle()
+
+
+class Observer(Generic[T]):
+    """What State and Watch share: a place at a source, and an end that says why."""
+
+    def __init__(self, source: Source[T]) -> None:
+        self._source = source
+        self.ended: EndReason | None = None
+        self.cause: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{type(self).__name__.lower()} of {self._source.name}"
+
+    def release(self) -> None:
+        """Stop observing; releasing twice does nothing."""
+        if self.ended is None:
+            self.finish("stopped", None)
+
+    def take(self, frame: Frame[T]) -> None:
+        raise AssertionError("an observer takes frames")
+
+    def finish(self, reason: EndReason, cause: BaseException | None) -> None:
+        if self.ended is None:
+            self.ended, self.cause = reason, cause
+            self._source.detach(self)
+
+
+class State(Observer[T]):
+    """A read-only live value. After its end it keeps the last value it saw."""
+
+    def __init__(self, source: Source[T]) -> None:
+        super().__init__(source)
+        self._last = source.attach(self)
+        if source.ended is not None:
+            self.finish(*source.ended)
+
+    @property
+    def value(self) -> T:
+        return self._last.value
+
+    @property
+    def seq(self) -> int:
+        """The commit this value is as of."""
+        return self._last.seq
+
+    def take(self, frame: Frame[T]) -> None:
+        self._last = frame
+
+
+class Watch(Observer[T]):
+    """An async iterator of frames: first the value at attachment, then one a commit.
+
+    Iteration stops when the watch is released, and raises WatchEnded when it ended for another reason, after the
+    frames that came before the end.
+    """
+
+    def __init__(self, source: Source[T], context: Context | None = None) -> None:
+        super().__init__(source)
+        self._pending: deque[Frame[T]] = deque([source.attach(self)])
+        self._wake: asyncio.Future[None] | None = None
+        self._context = context
+        if source.ended is not None:
+            self.finish(*source.ended)
+
+    def take(self, frame: Frame[T]) -> None:
+        if len(self._pending) >= MAX_PENDING:
+            self._pending.clear()
+            frame = Frame(frame.seq, frame.value, None, frame.values)
+        self._pending.append(frame)
+        self._rouse()
+
+    def finish(self, reason: EndReason, cause: BaseException | None) -> None:
+        super().finish(reason, cause)
+        if reason == "stopped":
+            self._pending.clear()
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[Frame[T]]:
+        return self
+
+    async def __anext__(self) -> Frame[T]:
+        while not self._pending:
+            if self.ended == "stopped":
+                raise StopAsyncIteration
+            if self.ended is not None:
+                raise WatchEnded(self.ended, self.cause)
+            assert self._wake is None, "a watch has one consumer"
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await bounded(self._wake, self._context)
+            except PerdureError:
+                self.finish("cancelled", None)
+                raise
+            finally:
+                self._wake = None
+        return self._pending.popleft()
+
+    async def each(self, listener: Callable[[Frame[T]], Awaitable[None] | None]) -> None:
+        """Call ``listener`` with every frame, in order, until the watch ends.
+
+        A listener that raises ends this watch alone (``listener_error``), and the error is raised here.
+        """
+        async for frame in self:
+            try:
+                result = listener(frame)
+                if result is not None:
+                    await result
+            except Exception as error:
+                self.finish("listener_error", error)
+                raise

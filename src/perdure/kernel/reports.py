@@ -1,0 +1,47 @@
+"""What the session tells its host beside results and errors: each report says what it is about (rule 1.7)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_log = logging.getLogger("perdure")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Ids, kinds and a sentence; never prompts, arguments, output or document contents."""
+
+    type: str
+    message: str
+    task: int | None = None
+    kind: str | None = None
+    conversation: int | None = None
+    extension: str | None = None
+    error: BaseException | None = None
+
+
+OnReport: TypeAlias = Callable[[Report], None]
+
+
+def deliver(report: Report, on_report: OnReport | None) -> None:
+    """Log the report and hand it to the host; a host callback that raises harms nobody."""
+    about = " ".join(
+        f"{name}={value}"
+        for name, value in (
+            ("task", report.task),
+            ("kind", report.kind),
+            ("conversation", report.conversation),
+            ("extension", report.extension),
+            ("error", None if report.error is None else type(report.error).__name__),
+        )
+        if value is not None
+    )
+    _log.warning("%s: %s %s", report.type, report.message, about)
+    if on_report is not None:
+        try:
+            on_report(report)
+        except Exception as error:  # the host's own code; it must not break the session
+            _log.warning("on_report raised %s", type(error).__name__)

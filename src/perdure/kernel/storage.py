@@ -1,0 +1,257 @@
+"""What the kernel asks of a store: one atomic commit, reads, a mailbox, maintenance.
+
+A backend implements ``Storage``; the conformance suite in ``perdure.testing`` says whether it does so rightly.
+
+Commits are handed over in order by a plain call that returns a future, and settle in that order: a backend may write
+several together (group commit). A backend that fails one must fail every later one too. Reads see settled commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+import msgspec
+
+from perdure.kernel.records import (
+    Address,
+    ConversationRecord,
+    DocumentRecord,
+    EntryRecord,
+    SubmissionRecord,
+    SubmissionStatus,
+    TaskRecord,
+)
+
+FORMAT_VERSION = 1
+"""Of every store this code writes; an older one is migrated, a newer one refused."""
+
+MAX_SCAN = 1000
+"""The most records one scan returns; more are read page by page."""
+
+
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store says of itself once it is open."""
+
+    format: int
+    log_id: str
+    """Random; a copy, import or restored backup gets a new one."""
+    epoch: int
+    writer: str
+    seq: int
+    """The number of the last commit; 0 for a new store."""
+    next_id: int
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentWrite:
+    """What one commit does to one document incarnation.
+
+    Exactly one of: a base (``version`` and ``base``), a delta (``ops``), or neither (it is only retired).
+    ``record`` is the incarnation as it is after the commit.
+    """
+
+    record: DocumentRecord
+    version: int
+    base: bytes | None = None
+    """The whole value, encoded JSON."""
+    ops: bytes | None = None
+    """Encoded operations (kernel.ops) that lead from the value before to the value after."""
+    reclaim: bool = False
+    """With a base: what is older of this document will not be read again and may be dropped (latest history)."""
+
+
+class MailReply(msgspec.Struct, frozen=True):
+    """What became of one mailbox request, written in the commit that folds it in."""
+
+    mail_id: int
+    ok: bool
+    result: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One commit: all of it is stored, or nothing."""
+
+    seq: int
+    """Exactly one more than the last; storage asserts it."""
+    at: int
+    next_id: int
+    """No id at or above it has been given out in this store."""
+    conversations: Sequence[ConversationRecord] = ()
+    entries: Sequence[EntryRecord] = ()
+    submissions: Sequence[SubmissionRecord] = ()
+    """New or changed, whole."""
+    tasks: Sequence[TaskRecord] = ()
+    """New or changed, whole."""
+    documents: Sequence[DocumentWrite] = ()
+    replies: Sequence[MailReply] = ()
+    progress: bool = False
+    """Its only writes are throttled progress: it may be acknowledged before it is flushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document incarnation as stored: the newest base at or before the point read, and the deltas after it."""
+
+    record: DocumentRecord
+    version: int
+    base: bytes
+    deltas: Sequence[bytes] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One conversation's share of a history: its entries with ``first <= id <= last`` (None: open)."""
+
+    conversation_id: int
+    first: int
+    last: int | None
+
+
+class Mail(msgspec.Struct, frozen=True, kw_only=True):
+    """A request another process left for the owner."""
+
+    id: int
+    kind: str
+    body: msgspec.Raw
+    posted_at: int
+
+
+class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, by what they are for. ``total`` is what the store takes on disk (or in memory, about)."""
+
+    total: int
+    entries: int
+    submissions: int
+    tasks: int
+    documents: int
+
+
+class Anything:
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY = Anything()
+"""In a scan: do not look at this field."""
+
+Order: TypeAlias = Literal["ascending", "descending"]
+
+
+class Storage(Protocol):
+    """One store. Not thread-safe: everything is called from the event loop that opened it."""
+
+    async def open(
+        self,
+        *,
+        read_only: bool = False,
+        epoch: int | None = None,
+        writer: str,
+        log_id: str,
+        now: int,
+    ) -> StoreInfo:
+        """Create or open the store, own it, and write the fence (not when read_only).
+
+        ``writer`` is this open's random identity; ``log_id`` becomes the store's if it is created now; ``now`` is
+        wall time in ms. Without ``epoch`` the fence becomes the stored epoch + 1.
+        Raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError, StorageError.
+        """
+        ...
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        """Take over one commit, in call order. The future ends when it is stored (and flushed where promised)."""
+        ...
+
+    async def conversation(self, id: int) -> ConversationRecord | None: ...
+
+    async def entry(self, id: int) -> EntryRecord | None: ...
+
+    async def submission(self, id: int) -> SubmissionRecord | None: ...
+
+    async def task(self, id: int) -> TaskRecord | None: ...
+
+    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        """The submission that holds this request id in this conversation, whatever became of it."""
+        ...
+
+    async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
+        """The whole history of a conversation as segments, oldest first; disjoint and ascending in entry id.
+
+        Empty if the conversation does not exist. One call, however long the chain of forks.
+        """
+        ...
+
+    async def entries(
+        self,
+        lineage: Sequence[Segment],
+        *,
+        first: int = 0,
+        last: int | None = None,
+        order: Order = "ascending",
+        limit: int = MAX_SCAN,
+    ) -> list[EntryRecord]:
+        """Entries of a history with ``first <= id <= last``, in id order, at most ``limit``."""
+        ...
+
+    async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
+        """The newest head marker of a history at or below ``last``."""
+        ...
+
+    async def conversations(
+        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = MAX_SCAN
+    ) -> list[ConversationRecord]:
+        """Conversations with id > ``after``, in id order; ``owner=None`` finds the ownerless ones."""
+        ...
+
+    async def tasks(
+        self,
+        *,
+        conversation_id: int | None = None,
+        kind: str | None = None,
+        live: bool | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[TaskRecord]:
+        """Tasks with id > ``after``, in id order. Finding the live ones costs what is live."""
+        ...
+
+    async def submissions(
+        self,
+        *,
+        conversation_id: int | None = None,
+        status: SubmissionStatus | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[SubmissionRecord]:
+        """Submissions with id > ``after``, in id order. Finding queued and placed ones costs what there is of them."""
+        ...
+
+    async def documents(self, scope: str, scope_id: int, *, at: int | None = None) -> list[DocumentRecord]:
+        """The incarnations alive in a scope after commit ``at`` (None: now), in id order."""
+        ...
+
+    async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
+        """What lives at an address after commit ``at`` (None: now). A past commit is exact for rewindable documents."""
+        ...
+
+    async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
+        """Requests that no commit has answered yet, oldest first."""
+        ...
+
+    def on_mail(self, callback: Callable[[], None]) -> None:
+        """Have ``callback()`` called on the event loop when mail may have come (it may be called for nothing)."""
+        ...
+
+    async def check(self) -> list[str]:
+        """An integrity check: what is wrong, one line each; empty when all is well."""
+        ...
+
+    async def size(self) -> SizeReport: ...
+
+    async def close(self) -> None:
+        """Let accepted commits settle, release the lock. Closing twice does nothing."""
+        ...
