@@ -9,11 +9,28 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 DEFAULT_LIMIT_BYTES = 50 * 1024
 DEFAULT_LIMIT_LINES = 2000
 _CHARACTER = 4  # The longest UTF-8 sequence.
+
+Keep: TypeAlias = Literal["head", "tail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLimits:
+    """How much of an output is kept, and which end of it (rule H82)."""
+
+    max_bytes: int = DEFAULT_LIMIT_BYTES
+    max_lines: int = DEFAULT_LIMIT_LINES
+    keep: Keep = "tail"
+
+    def __post_init__(self) -> None:
+        self.window()
+
+    def window(self) -> OutputWindow:
+        return OutputWindow(limit_bytes=self.max_bytes, limit_lines=self.max_lines, keep=self.keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +76,7 @@ class OutputWindow:
         *,
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         limit_lines: int = DEFAULT_LIMIT_LINES,
-        keep: Literal["head", "tail"] = "tail",
+        keep: Keep = "tail",
     ) -> None:
         if limit_bytes < _CHARACTER or limit_lines < 1:
             raise ValueError(
@@ -173,3 +190,138 @@ class OutputWindow:
 
 def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
+
+
+# --- output on its way --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """What is kept of an output, and how much is not."""
+
+    text: str
+    dropped_bytes: int = 0
+    dropped_lines: int = 0
+
+
+def bound(text: str, limits: OutputLimits, *, dropped_bytes: int = 0, dropped_lines: int = 0) -> Bounded:
+    """Bound a text of which something was dropped before at the end that is not kept."""
+    window = limits.window()
+    window.feed(text.encode("utf-8", "surrogatepass"))
+    shown = window.window()
+    return Bounded(
+        text=shown.text,
+        dropped_bytes=dropped_bytes + shown.dropped_bytes,
+        dropped_lines=dropped_lines + shown.dropped_lines,
+    )
+
+
+class LiveOutput:
+    """Takes output in any chunks and shows what is kept so far as a text that nearly always grows at its end
+    only, so that showing it again costs what is new.
+
+    For ``tail`` that text is up to twice the limit: it is cut back to the window each time another
+    ``max_bytes`` have come. It always holds enough to be bounded again, which gives exactly the window over
+    all the output: ``bound(shown, limits, dropped_bytes=..., dropped_lines=...)``, also after a crash, from
+    what was committed.
+    """
+
+    def __init__(self, limits: OutputLimits) -> None:
+        self.limits = limits
+        self.dropped_bytes = 0
+        self.dropped_lines = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._shown = bytearray()
+        self._shown_lines = 0
+        """For ``head``, once it is full."""
+        self._full = False
+        """For ``head``: what comes is only counted."""
+        self._taken = 0
+        """How much of ``_shown`` has been taken; -1: it was cut since, all of it is to be taken anew."""
+        self._bytes = 0
+        self._newlines = 0
+        self._ends_line = True
+
+    def feed(self, chunk: str | bytes) -> None:
+        data = chunk.encode("utf-8", "surrogatepass") if isinstance(chunk, str) else chunk
+        self._add(self._decoder.decode(data).encode())
+
+    @property
+    def changed(self) -> bool:
+        return self._taken != len(self._shown)
+
+    def take(self) -> tuple[bool, str]:
+        """What is new since the last time; True with it: this is the whole text, in place of the old one."""
+        anew = self._taken < 0
+        text = bytes(self._shown if anew else self._shown[self._taken :]).decode()
+        self._taken = len(self._shown)
+        return anew, text
+
+    def end(self) -> Bounded:
+        """The window over all of it; nothing more is fed."""
+        self._add(self._decoder.decode(b"", final=True).encode())
+        return bound(
+            self._shown.decode(),
+            self.limits,
+            dropped_bytes=self.dropped_bytes,
+            dropped_lines=self.dropped_lines,
+        )
+
+    def _add(self, text: bytes) -> None:
+        if not text:
+            return
+        before = self._bytes
+        self._bytes += len(text)
+        self._newlines += text.count(b"\n")
+        self._ends_line = text.endswith(b"\n")
+        if self.limits.keep == "head":
+            self._add_head(text)
+        else:
+            self._add_tail(text, before)
+
+    def _add_head(self, text: bytes) -> None:
+        lines = self._newlines + (not self._ends_line)
+        if not self._full:
+            self._shown += text
+            if self._bytes <= self.limits.max_bytes and lines <= self.limits.max_lines:
+                return
+            kept = self._window(self._shown)
+            self._shown_lines = kept.shown_lines
+            self._full = True
+            self._cut(bytearray(kept.text.encode()))
+        self.dropped_bytes = self._bytes - len(self._shown)
+        self.dropped_lines = lines - self._shown_lines
+
+    def _add_tail(self, text: bytes, before: int) -> None:
+        # Where it is cut back depends on the text alone: at the first character at or after a multiple of the
+        # limit.
+        limit = self.limits.max_bytes
+        mark = self._bytes - self._bytes % limit
+        if mark <= before:
+            self._shown += text
+            return
+        at = mark - before
+        while at < len(text) and _continues(text[at]):
+            at += 1
+        self._shown += text[:at]
+        kept = self._window(self._shown)
+        if kept.dropped_bytes:
+            start = len(self._shown) - len(kept.text.encode())
+            if kept.cut_line:
+                # One byte more than the limit: whoever bounds it again must see that its line begins earlier.
+                start = len(self._shown) - limit - 1
+                while _continues(self._shown[start]):
+                    start -= 1
+            self.dropped_bytes += start
+            self.dropped_lines += self._shown.count(b"\n", 0, start)
+            self._cut(self._shown[start:])
+        self._shown += text[at:]
+
+    def _window(self, text: bytearray) -> Window:
+        window = self.limits.window()
+        window.feed(bytes(text))
+        return window.window()
+
+    def _cut(self, shown: bytearray) -> None:
+        self._shown = shown
+        self._taken = -1
