@@ -184,6 +184,12 @@ WaitPolicy: TypeAlias = Literal["all_settled", "fail_fast"]
 class _AtPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: str
     raw_checkpoint: msgspec.Raw = msgspec.field(default=NULL, name="checkpoint")
+    on: tuple[int, ...] = ()
+    """The tasks it waits for; once the wait is over, those it waited for, so that a rerun finds them again."""
+    signal: str | None = None
+    """The signal it waits for, or waited for."""
+    timed_out: bool = False
+    """The deadline of that wait passed before the signal came."""
 
     @property
     def checkpoint(self) -> JsonValue:
@@ -204,9 +210,7 @@ class Running(_AtPhase, frozen=True, tag="running"):
 class Waiting(_AtPhase, frozen=True, tag="waiting"):
     """Until every task of ``on`` is terminal, or the signal came, or the deadline passed."""
 
-    on: tuple[int, ...] = ()
     policy: WaitPolicy = "all_settled"
-    signal: str | None = None
     deadline: int | None = None
 
 
@@ -240,6 +244,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The task that owns it (of the same conversation), or None: its conversation does."""
     background: bool = False
     abort_requested: bool = False
+    abort_reason: str | None = None
+    """Why it was marked, in the words of whoever aborted it."""
     nonce: str = ""
     """Random, stored with the intent: what the task's idempotency key rests on."""
     started_at: int | None = None
