@@ -8,38 +8,36 @@ in order (``_on_stored``); only then do observers, watches and the block's own c
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from perdure.kernel import lineage as history
+from typing_extensions import override
+
 from perdure.kernel.clock import Clock, Entropy, SystemClock, SystemEntropy
-from perdure.kernel.context import Context, bounded
+from perdure.kernel.context import Context
 from perdure.kernel.document import Document
 from perdure.kernel.documents import (
     DocState,
     DocumentCache,
     DocumentChange,
     LoadedDocument,
-    materialise,
-    read_state,
 )
-from perdure.kernel.errors import NotFound, PerdureError, SessionClosed, SessionFailed, StorageError
+from perdure.kernel.errors import SessionClosed, SessionFailed, StorageError
 from perdure.kernel.line import Line
-from perdure.kernel.observation import NO_VALUES, Frame, Observer, Source, State, Watch
+from perdure.kernel.observation import NO_VALUES, Observer
 from perdure.kernel.records import (
-    Address,
     ConversationRecord,
     EntryRecord,
     SubmissionRecord,
-    SubmissionStatus,
     TaskRecord,
 )
 from perdure.kernel.reports import OnReport, Report, deliver
-from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Batch, Order, Segment, Storage, StoreInfo
-from perdure.kernel.transaction import Derivation, Transaction, address_of
+from perdure.kernel.settled import Settled, SettledReads, remember
+from perdure.kernel.storage import MAX_SCAN, Batch, Storage, StoreInfo
+from perdure.kernel.transaction import Derivation, Transaction
 
 D = TypeVar("D", bound=Document)
 T = TypeVar("T")
@@ -52,18 +50,6 @@ MAX_STAGED = 1000
 """Commits that may be staged and not settled; the next transaction waits for the oldest."""
 KEPT_LINEAGES = 10_000
 KEPT_CONVERSATIONS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """One commit that storage accepted, as observers see it."""
-
-    seq: int
-    at: int
-    batch: Batch
-    documents: tuple[DocumentChange, ...]
-    values: Mapping[str, object]
-    """What the committing context carried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +74,6 @@ class CloseReport:
 
 
 @dataclass(slots=True)
-class LiveTasks:
-    """Every task that is not terminal, in memory: as of the settled commits, and with the staged ones."""
-
-    settled: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
-    staged: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
-
-
-@dataclass(slots=True)
-class StagedRecords:
-    """Records of commits that storage has not settled yet: transactions see them, nobody else does."""
-
-    conversations: dict[int, ConversationRecord] = field(default_factory=dict[int, ConversationRecord])
-    entries: dict[int, EntryRecord] = field(default_factory=dict[int, EntryRecord])
-    submissions: dict[int, SubmissionRecord] = field(default_factory=dict[int, SubmissionRecord])
-    tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
-
-
-@dataclass(slots=True)
 class _Pending:
     """A staged commit on its way through storage."""
 
@@ -114,7 +82,7 @@ class _Pending:
     waiter: asyncio.Future[None]
 
 
-class Session:
+class Session(SettledReads):
     """Open one with ``Session.open(storage)``; a Harness opens its own."""
 
     def __init__(
@@ -129,17 +97,11 @@ class Session:
         drain_ms: int,
         document_retention_ms: int,
     ) -> None:
-        self.storage = storage
-        self.info = info
+        documents = DocumentCache(storage.document, clock.monotonic, document_retention_ms / 1000)
+        super().__init__(storage, info, documents)
         self.clock = clock
         self.entropy = entropy
-        self.seq = info.seq
         self.next_id = info.next_id
-        self.live = LiveTasks()
-        self.staged = StagedRecords()
-        self.open_submissions: dict[int, SubmissionRecord] = {}
-        """Queued and placed submissions this session has seen, as of the staged commits."""
-        self.documents = DocumentCache(storage.document, clock.monotonic, document_retention_ms / 1000)
         self.derivations: list[Derivation] = []
         self.failed: BaseException | None = None
         self.closing = False
@@ -155,13 +117,6 @@ class Session:
         self._observers: list[Callable[[Settled], None]] = []
         self._stoppers: list[Callable[[int], Awaitable[Sequence[Straggler]]]] = []
         self._failure_observers: list[Callable[[BaseException], None]] = []
-        self._open_observers: dict[Observer[Any], None] = {}
-        self._sources: dict[Source[Any], None] = {}
-        self._lineages: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
-        self._conversations: OrderedDict[int, ConversationRecord] = OrderedDict()
-        self._old_tasks: set[int] = set()
-        """Tasks that were live at open: their documents are not known from memory."""
-        self._task_documents: dict[int, set[Address]] = {}
         self._closed: asyncio.Future[CloseReport] | None = None
 
     # --- opening and closing -----------------------------------------------------------------------------------
@@ -289,6 +244,11 @@ class Session:
         await asyncio.wait([s.ended for s in stragglers])
         await self.storage.close()
 
+    @override
+    def check_outside(self) -> None:
+        self._line.check_outside()
+
+    @override
     def check_open(self) -> None:
         """Raises SessionFailed or SessionClosed."""
         if self.failed is not None:
@@ -296,6 +256,7 @@ class Session:
         if self.closing:
             raise SessionClosed("the session is closed; open the store again")
 
+    @override
     def fail(self, cause: BaseException) -> None:
         """Storage refused or lost something: end everything that rests on this session (rule 1.7)."""
         if self.failed is not None:
@@ -455,7 +416,7 @@ class Session:
         staged = self.staged
         for conversation in batch.conversations:
             _forget(staged.conversations, conversation)
-            _remember(self._conversations, conversation.id, conversation, KEPT_CONVERSATIONS)
+            remember(self._known_conversations, conversation.id, conversation, KEPT_CONVERSATIONS)
         for entry in batch.entries:
             _forget(staged.entries, entry)
         for submission in batch.submissions:
@@ -503,269 +464,8 @@ class Session:
         if self.failed is not None:
             raise SessionFailed(self.failed)
 
-    # --- settled reads -----------------------------------------------------------------------------------------
-
-    async def _reading(self, read: Awaitable[R], context: Context | None = None) -> R:
-        """A read outside transactions: a storage error in it fails the session (an invalid request does not)."""
-        try:
-            return await bounded(read, context)
-        except StorageError as error:
-            self.fail(error)
-            raise
-
-    def _check_read(self) -> None:
-        self._line.check_outside()
-        self.check_open()
-
-    async def find_conversation(self, id: int) -> ConversationRecord | None:
-        found = self.staged.conversations.get(id) or self._conversations.get(id)
-        if found is None:
-            found = await self.storage.conversation(id)
-            if found is not None:
-                _remember(self._conversations, id, found, KEPT_CONVERSATIONS)
-        return found
-
-    async def conversation(self, id: int) -> ConversationRecord | None:
-        self._check_read()
-        found = self._conversations.get(id)
-        if found is None:
-            found = await self._reading(self.storage.conversation(id))
-            if found is not None:
-                _remember(self._conversations, id, found, KEPT_CONVERSATIONS)
-        return found
-
-    async def entry(self, id: int) -> EntryRecord | None:
-        self._check_read()
-        return await self._reading(self.storage.entry(id))
-
-    async def submission(self, id: int) -> SubmissionRecord | None:
-        self._check_read()
-        if id not in self.staged.submissions and id in self.open_submissions:
-            return self.open_submissions[id]
-        return await self._reading(self.storage.submission(id))
-
-    async def task(self, id: int) -> TaskRecord | None:
-        """A live task from memory; an ended one from storage."""
-        self._check_read()
-        return self.live.settled.get(id) or await self._reading(self.storage.task(id))
-
-    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
-        self._check_read()
-        return await self._reading(self.storage.request(conversation_id, request_id))
-
-    async def lineage(self, conversation_id: int, *, staged: bool = False) -> tuple[Segment, ...]:
-        """Whose entries a conversation shows. Raises NotFound."""
-        known = self._lineages.get(conversation_id)
-        if known is not None:
-            self._lineages.move_to_end(conversation_id)
-            return known
-        record = self.staged.conversations.get(conversation_id) if staged else None
-        if record is None:
-            segments = await self.storage.lineage(conversation_id)
-        elif record.parent is None:
-            segments = (Segment(conversation_id, 0, None),)
-        else:
-            parent = await self.lineage(record.parent.conversation, staged=True)
-            segments = history.fork(parent, record.parent.at, conversation_id)
-        if not segments:
-            raise NotFound(f"there is no conversation {conversation_id}")
-        if record is None:
-            _remember(self._lineages, conversation_id, segments, KEPT_LINEAGES)
-        return segments
-
-    async def entries(
-        self,
-        conversation_id: int,
-        *,
-        first: int = 0,
-        last: int | None = None,
-        order: Order = "ascending",
-        limit: int = 100,
-        context: Context | None = None,
-    ) -> list[EntryRecord]:
-        """Entries of a conversation through its forks with ``first <= id <= last``. Raises NotFound, InvalidRead."""
-        self._check_read()
-        segments = await self._reading(self.lineage(conversation_id))
-        read = self.storage.entries(segments, first=first, last=last, order=order, limit=limit)
-        return await self._reading(read, context)
-
-    async def head(self, conversation_id: int, *, last: int | None = None) -> EntryRecord | None:
-        """The newest head marker at or below ``last``: where the model's context begins."""
-        self._check_read()
-        segments = await self._reading(self.lineage(conversation_id))
-        return await self._reading(self.storage.head(segments, last=last))
-
-    async def conversations(
-        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = 100
-    ) -> list[ConversationRecord]:
-        self._check_read()
-        return await self._reading(self.storage.conversations(owner=owner, after=after, limit=limit))
-
-    async def tasks(
-        self,
-        *,
-        conversation_id: int | None = None,
-        kind: str | None = None,
-        live: bool | None = None,
-        after: int = 0,
-        limit: int = 100,
-    ) -> list[TaskRecord]:
-        self._check_read()
-        read = self.storage.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
-        return await self._reading(read)
-
-    async def submissions(
-        self,
-        *,
-        conversation_id: int | None = None,
-        status: SubmissionStatus | None = None,
-        after: int = 0,
-        limit: int = 100,
-    ) -> list[SubmissionRecord]:
-        self._check_read()
-        read = self.storage.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
-        return await self._reading(read)
-
-    async def snapshot(
-        self,
-        kind: type[D],
-        *,
-        conversation: int | None = None,
-        task: int | None = None,
-        key: str = "",
-        at: int | None = None,
-        context: Context | None = None,
-    ) -> D | None:
-        """A detached value, as settled; None if nothing lives there.
-
-        ``at``: the state as of the commit of that entry, found through the conversation's forks; for rewindable
-        documents. Raises NotFound for an entry the conversation does not show, DocumentVersionError.
-        """
-        self._check_read()
-        address = address_of(kind, conversation, task, key)
-        if at is None:
-            loaded = await self._reading(self.documents.load(address), context)
-            return read_state(loaded.settled, kind)
-        return await self._reading(self._snapshot_at(kind, address, at), context)
-
-    async def _snapshot_at(self, kind: type[D], address: Address, at: int) -> D | None:
-        if kind.definition.history != "rewindable":
-            raise ValueError(f"{kind.definition.kind} keeps its latest value only; declare it history='rewindable'")
-        entry = await self.storage.entry(at)
-        if entry is None:
-            raise NotFound(f"there is no entry {at}")
-        if address.scope == "conversation":
-            segments = await self.lineage(address.scope_id)
-            if not history.contains(segments, entry.conversation_id, entry.id):
-                raise NotFound(f"entry {at} is not visible from conversation {address.scope_id}")
-            address = Address(address.kind, address.scope, entry.conversation_id, address.key)
-        stored = await self.storage.document(address, at=entry.seq)
-        return None if stored is None else read_state(materialise(stored), kind)
-
-    async def task_documents(self, task_id: int) -> list[Address]:
-        """Addresses of the task-scoped documents that may live: from memory, or read for tasks live at open."""
-        known = self._task_documents.get(task_id, set())
-        if task_id in self._old_tasks:
-            stored = await self.storage.documents("task", task_id)
-            known = known | {record.address for record in stored}
-        return sorted(known, key=str)
-
-    # --- observation -------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def state(
-        self,
-        kind: type[D],
-        *,
-        conversation: int | None = None,
-        task: int | None = None,
-        key: str = "",
-        context: Context | None = None,
-    ) -> AsyncGenerator[State[D]]:
-        """A live value of one document: ``async with session.state(Job, conversation=1) as job: job.value``.
-
-        Raises NotFound if nothing lives there.
-        """
-        source = await self._document_source(kind, address_of(kind, conversation, task, key), context)
-        with self.observing(source.state()) as state:
-            yield state
-
-    @asynccontextmanager
-    async def watch(
-        self,
-        kind: type[D],
-        *,
-        conversation: int | None = None,
-        task: int | None = None,
-        key: str = "",
-        context: Context | None = None,
-    ) -> AsyncGenerator[Watch[D]]:
-        """Every value of one document from now on: ``async for frame in watch``. Raises NotFound if there is none."""
-        source = await self._document_source(kind, address_of(kind, conversation, task, key), context)
-        with self.observing(source.watch(context)) as watch:
-            yield watch
-
-    @contextmanager
-    def observing(self, observer: Obs) -> Generator[Obs]:
-        """Keep an observer in the session's account of open ones while the block runs, and release it after."""
-        self._open_observers[observer] = None
-        try:
-            yield observer
-        finally:
-            observer.release()
-            del self._open_observers[observer]
-
-    def add_source(self, source: Source[T]) -> None:
-        """A source a floor above publishes to: it ends with the session."""
-        self._sources[source] = None
-
-    def drop_source(self, source: Source[T]) -> None:
-        self._sources.pop(source, None)
-
-    async def _document_source(self, kind: type[D], address: Address, context: Context | None) -> Source[D]:
-        self._check_read()
-        loaded = await self._reading(self.documents.load(address), context)
-        if loaded.settled.record is None:
-            raise NotFound(f"nothing lives at {address}")
-        known = loaded.sources.get(kind.definition)
-        if known is not None:
-            return known  # pyright: ignore[reportReturnType]  # kept by the definition it was made with
-        value = read_state(loaded.settled, kind)
-        assert value is not None, "a living document has a value"
-        definition = kind.definition
-
-        def forget() -> None:
-            loaded.sources.pop(definition, None)
-            self.drop_source(source)
-
-        source: Source[D] = Source(str(address), seq=self.seq, value=value, on_idle=forget)
-        loaded.sources[definition] = source  # pyright: ignore[reportArgumentType]
-        self.add_source(source)
-        return source
-
-    def _publish_document(self, settled: Settled, loaded: LoadedDocument, change: DocumentChange) -> None:
-        for definition, source in list(loaded.sources.items()):
-            if change.after is None:
-                del loaded.sources[definition]
-                self.drop_source(source)
-                source.end("retired")
-            else:
-                try:
-                    value = read_state(DocState(change.record, loaded.settled.version, change.after), definition.cls)
-                except PerdureError as error:
-                    source.end("listener_error", error)
-                    continue
-                assert value is not None, "a living document has a value"
-                source.publish(Frame(settled.seq, value, change.ops, settled.values))
-
 
 def _forget(staged: dict[int, S], record: S) -> None:
     """A settled record leaves the staged ones, unless a later commit staged the next one."""
     if staged.get(record.id) is record:
         del staged[record.id]
-
-
-def _remember(kept: OrderedDict[int, K], id: int, value: K, most: int) -> None:
-    kept[id] = value
-    if len(kept) > most:
-        kept.popitem(last=False)

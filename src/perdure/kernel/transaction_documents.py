@@ -1,0 +1,224 @@
+"""The documents a transaction reads, changes and retires, and what that writes (rules of 1.4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from perdure.kernel.document import Document, DocumentDefinition, resolve_version
+from perdure.kernel.documents import (
+    ABSENT,
+    DocState,
+    DocumentChange,
+    LoadedDocument,
+    read_state,
+    retire_state,
+    write_base,
+    write_change,
+)
+from perdure.kernel.draft import Recorder
+from perdure.kernel.errors import NotFound
+from perdure.kernel.ops import Op, Set
+from perdure.kernel.records import Address, DocumentRecord, Terminal
+from perdure.kernel.storage import DocumentWrite
+from perdure.kernel.transaction_reads import TransactionReads
+
+if TYPE_CHECKING:
+    from perdure.kernel.session import Session
+
+D = TypeVar("D", bound=Document)
+
+
+class OpenDraft:
+    """A document this transaction may change."""
+
+    __slots__ = ("born", "definition", "document", "loaded", "migrated", "recorder", "state")
+
+    def __init__(
+        self,
+        loaded: LoadedDocument,
+        state: DocState,
+        document: Document,
+        recorder: Recorder,
+        *,
+        born: bool,
+        migrated: bool,
+    ) -> None:
+        self.loaded = loaded
+        self.state = state
+        self.document = document
+        self.definition: DocumentDefinition = type(document).definition
+        self.recorder = recorder
+        self.born = born
+        self.migrated = migrated
+
+
+class TransactionDocuments(TransactionReads):
+    """The documents' part of a Transaction."""
+
+    def __init__(self, session: Session, conversation_id: int | None) -> None:
+        super().__init__(session, conversation_id)
+        self.at = 0
+        """The commit's time, wall clock ms."""
+        self._seq = 0
+        self._drafts: dict[Address, OpenDraft] = {}
+        self._retired: dict[Address, LoadedDocument] = {}
+        self._copies: list[tuple[LoadedDocument, DocState, DocumentWrite]] = []
+        """Documents a forked conversation begins with."""
+
+    def _address(self, kind: type[Document], conversation: int | None, task: int | None, key: str) -> Address:
+        return address_of(kind, self.conversation_id if conversation is None else conversation, task, key)
+
+    async def read(
+        self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
+    ) -> D | None:
+        """A detached snapshot as this transaction sees it, own changes included; None if nothing lives there."""
+        self.check_open()
+        address = self._address(kind, conversation, task, key)
+        draft = self._drafts.get(address)
+        if draft is not None:
+            return kind.from_json(draft.recorder.value)
+        if address in self._retired:
+            return None
+        return read_state((await self._load(address)).staged, kind)
+
+    async def draft(
+        self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
+    ) -> D:
+        """The document to change, created if nothing lives there. One draft an address; dead once the block ends."""
+        self.check_open()
+        address = self._address(kind, conversation, task, key)
+        if address not in self._drafts:
+            await self._load(address)
+        return self._draft(kind, address)
+
+    def loaded_draft(
+        self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
+    ) -> D | None:
+        """The same without reading storage: None when the document is absent or not in memory (for derivations)."""
+        self.check_open()
+        address = self._address(kind, conversation, task, key)
+        if address not in self._drafts:
+            loaded = self.session.documents.peek(address)
+            if loaded is None or loaded.staged.record is None or address in self._retired:
+                return None
+        return self._draft(kind, address)
+
+    async def retire(
+        self, kind: type[Document], *, conversation: int | None = None, task: int | None = None, key: str = ""
+    ) -> None:
+        """End what lives at the address; opening a draft there again makes a new incarnation. Raises NotFound."""
+        self.check_open()
+        address = self._address(kind, conversation, task, key)
+        if address in self._drafts:
+            raise ValueError(f"{address}: a document is changed or retired in one transaction, not both")
+        loaded = await self._load(address)
+        if loaded.staged.record is None or address in self._retired:
+            raise NotFound(f"nothing lives at {address}")
+        self._retired[address] = loaded
+
+    async def _load(self, address: Address) -> LoadedDocument:
+        documents = self.session.documents
+        loaded = documents.peek(address)
+        if loaded is None and self._is_born(address):
+            return documents.put(address, ABSENT)
+        return loaded or await documents.load(address)
+
+    def _is_born(self, address: Address) -> bool:
+        """Whether the conversation or task it would belong to is created by this very transaction."""
+        if address.scope == "conversation":
+            return address.scope_id in self._conversations
+        return (
+            address.scope == "task"
+            and address.scope_id in self._tasks
+            and address.scope_id not in (self.session.live.staged)
+        )
+
+    def _draft(self, kind: type[D], address: Address) -> D:
+        open_draft = self._drafts.get(address)
+        if open_draft is not None:
+            if not isinstance(open_draft.document, kind):
+                raise ValueError(f"{address} is open in this transaction as {type(open_draft.document).__name__}")
+            return open_draft.document
+        loaded = self.session.documents.peek(address)
+        assert loaded is not None, "a draft opens over a loaded document"
+        definition = kind.definition
+        state = loaded.staged
+        born = migrated = False
+        if state.record is None or address in self._retired:
+            born = True
+            record = DocumentRecord(
+                id=self.session.mint(),
+                kind=definition.kind,
+                scope=definition.scope,
+                scope_id=address.scope_id,
+                key=address.key,
+                history=definition.history,
+                fork=definition.fork,
+                created_at=self.at,
+                created_seq=self._seq,
+            )
+            value = definition.initial()
+            state = DocState(record, definition.version, value)
+        else:
+            value, migrated = resolve_version(definition, state.version, state.value)
+        recorder = Recorder(value, at=definition.kind)
+        document = kind.over(recorder)
+        self._drafts[address] = OpenDraft(loaded, state, document, recorder, born=born, migrated=migrated)
+        return document
+
+    async def _retire_task_documents(self) -> None:
+        """Task-scoped documents retire in the commit that makes their task terminal (rule 1.4)."""
+        for record in self._tasks.values():
+            if type(record.state) is Terminal:
+                for address in await self.session.task_documents(record.id):
+                    if address not in self._retired and address not in self._drafts:
+                        loaded = await self._load(address)
+                        if loaded.staged.record is not None:
+                            self._retired[address] = loaded
+
+    def _document_writes(
+        self,
+    ) -> tuple[list[DocumentChange], list[tuple[LoadedDocument, DocState]], list[DocumentWrite]]:
+        changes: list[DocumentChange] = []
+        states: list[tuple[LoadedDocument, DocState]] = []
+        writes: list[DocumentWrite] = []
+        for loaded in self._retired.values():
+            old = loaded.staged
+            write = retire_state(old, at=self.at, seq=self._seq)
+            writes.append(write)
+            changes.append(DocumentChange(write.record, old.value, None, ()))
+            states.append((loaded, ABSENT))
+        for loaded, state, write in self._copies:
+            writes.append(write)
+            changes.append(DocumentChange(write.record, None, state.value, (Set((), state.value),)))
+            states.append((loaded, state))
+        for draft in self._drafts.values():
+            ops: tuple[Op, ...] = draft.recorder.ops
+            if not (ops or draft.born or draft.migrated):
+                continue
+            record = draft.state.record
+            assert record is not None, "a draft has an incarnation"
+            value = draft.recorder.value
+            if draft.born or draft.migrated:
+                state, write = write_base(record, draft.definition.version, value)
+                ops = (Set((), value),)
+            else:
+                state, write = write_change(draft.definition, draft.state, value, ops)
+            before = None if draft.born else draft.loaded.staged.value
+            writes.append(write)
+            changes.append(DocumentChange(record, before, value, ops))
+            states.append((draft.loaded, state))
+        return changes, states, writes
+
+
+def address_of(kind: type[Document], conversation: int | None, task: int | None, key: str) -> Address:
+    """Where a document of this kind lives. Raises ValueError when what its scope needs was not given."""
+    definition = kind.definition
+    if definition.family != bool(key):
+        raise ValueError(f"{definition.kind}: " + ("a family needs a key" if definition.family else "takes no key"))
+    if definition.scope == "session":
+        return Address(definition.kind, "session", 0, key)
+    scope_id = conversation if definition.scope == "conversation" else task
+    if scope_id is None:
+        raise ValueError(f"{definition.kind}: name the {definition.scope} it belongs to")
+    return Address(definition.kind, definition.scope, scope_id, key)

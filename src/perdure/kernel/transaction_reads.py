@@ -1,0 +1,236 @@
+"""What a transaction reads: its own writes, then what earlier transactions staged, then storage (rules of 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from perdure.kernel import lineage as history
+from perdure.kernel.errors import NotFound, TransactionClosed
+from perdure.kernel.records import (
+    ConversationRecord,
+    EntryRecord,
+    SubmissionRecord,
+    SubmissionStatus,
+    TaskRecord,
+)
+from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Order
+
+if TYPE_CHECKING:
+    from perdure.kernel.session import Session
+
+
+class TransactionReads:
+    """The reading half of a Transaction, over the records it has staged itself."""
+
+    def __init__(self, session: Session, conversation_id: int | None) -> None:
+        self.session = session
+        self.conversation_id = conversation_id
+        self._open = False
+        self._conversations: dict[int, ConversationRecord] = {}
+        self._entries: dict[int, EntryRecord] = {}
+        self._tasks: dict[int, TaskRecord] = {}
+        self._submissions: dict[int, SubmissionRecord] = {}
+
+    def check_open(self) -> None:
+        if not self._open:
+            raise TransactionClosed("this transaction's block has ended; begin another with commit()")
+
+    def _here(self, conversation: int | None) -> int:
+        where = self.conversation_id if conversation is None else conversation
+        if where is None:
+            raise ValueError("name the conversation, or use conversation.commit()")
+        return where
+
+    async def conversation(self, id: int) -> ConversationRecord:
+        """Raises NotFound."""
+        self.check_open()
+        found = self._conversations.get(id) or await self.session.find_conversation(id)
+        return _found(found, "conversation", id)
+
+    async def entry(self, id: int) -> EntryRecord:
+        """Raises NotFound."""
+        self.check_open()
+        found = self._entries.get(id) or self.session.staged.entries.get(id) or await self.session.storage.entry(id)
+        return _found(found, "entry", id)
+
+    async def submission(self, id: int) -> SubmissionRecord:
+        """Raises NotFound."""
+        self.check_open()
+        found = (
+            self._submissions.get(id)
+            or self.session.staged.submissions.get(id)
+            or self.session.open_submissions.get(id)
+            or await self.session.storage.submission(id)
+        )
+        return _found(found, "submission", id)
+
+    async def task(self, id: int) -> TaskRecord:
+        """Raises NotFound."""
+        self.check_open()
+        found = self.live_task(id) or self._tasks.get(id) or self.session.staged.tasks.get(id)
+        return _found(found or await self.session.storage.task(id), "task", id)
+
+    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        """The submission that holds the request id in this conversation, whatever became of it."""
+        self.check_open()
+        for submissions in (self._submissions, self.session.staged.submissions):
+            for record in submissions.values():
+                if record.request_id == request_id and record.conversation_id == conversation_id:
+                    return record
+        return await self.session.storage.request(conversation_id, request_id)
+
+    async def entries(
+        self,
+        conversation: int | None = None,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        order: Order = "ascending",
+        limit: int = 100,
+    ) -> list[EntryRecord]:
+        """Entries of a conversation through its forks, in id order, own writes included."""
+        self.check_open()
+        segments = await self._lineage(self._here(conversation))
+        await self.session.settled_here()
+        stored = await self.session.storage.entries(segments, first=first, last=last, order=order, limit=limit)
+        own = [e for e in self._entries.values() if history.contains(segments, e.conversation_id, e.id)]
+        inside = [e for e in own if e.id >= first and (last is None or e.id <= last)]
+        return _merge(stored, inside, limit, descending=order == "descending")
+
+    async def head(self, conversation: int | None = None, *, last: int | None = None) -> EntryRecord | None:
+        """The newest head marker at or below ``last``."""
+        self.check_open()
+        segments = await self._lineage(self._here(conversation))
+        own = [
+            e
+            for e in self._entries.values()
+            if e.head is not None
+            and (last is None or e.id <= last)
+            and history.contains(segments, e.conversation_id, e.id)
+        ]
+        if own:
+            return max(own, key=_by_id)
+        await self.session.settled_here()
+        return await self.session.storage.head(segments, last=last)
+
+    async def conversations(
+        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = 100
+    ) -> list[ConversationRecord]:
+        """Conversations with id > ``after``, by owner."""
+        self.check_open()
+        await self.session.settled_here()
+        stored = await self.session.storage.conversations(owner=owner, after=after, limit=limit)
+        own = [c for c in self._conversations.values() if c.id > after and owner in (ANY, c.owner)]
+        return _merge(stored, own, limit)
+
+    async def tasks(
+        self,
+        *,
+        conversation_id: int | None = None,
+        kind: str | None = None,
+        live: bool | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[TaskRecord]:
+        """Tasks with id > ``after``, in id order."""
+        self.check_open()
+        await self.session.settled_here()
+        limit_stored = min(limit + len(self._tasks), MAX_SCAN)
+        stored = await self.session.storage.tasks(
+            conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit_stored
+        )
+        own = [
+            t
+            for t in self._tasks.values()
+            if t.id > after
+            and conversation_id in (None, t.conversation_id)
+            and kind in (None, t.kind)
+            and live in (None, t.live)
+        ]
+        return _merge([t for t in stored if t.id not in self._tasks], own, limit)
+
+    async def submissions(
+        self,
+        *,
+        conversation_id: int | None = None,
+        status: SubmissionStatus | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[SubmissionRecord]:
+        """Submissions with id > ``after``, in id order."""
+        self.check_open()
+        await self.session.settled_here()
+        limit_stored = min(limit + len(self._submissions), MAX_SCAN)
+        stored = await self.session.storage.submissions(
+            conversation_id=conversation_id, status=status, after=after, limit=limit_stored
+        )
+        own = [
+            s
+            for s in self._submissions.values()
+            if s.id > after and conversation_id in (None, s.conversation_id) and status in (None, s.status)
+        ]
+        return _merge([s for s in stored if s.id not in self._submissions], own, limit)
+
+    def live_task(self, id: int) -> TaskRecord | None:
+        """The live task as this transaction leaves it so far, from memory; None if it is terminal or unknown."""
+        own = self._tasks.get(id)
+        if own is not None:
+            return own if own.live else None
+        return self.session.live.staged.get(id)
+
+    def live_tasks(self) -> Iterator[TaskRecord]:
+        """Every live task as this transaction leaves it so far, from memory."""
+        own = self._tasks
+        for id, record in self.session.live.staged.items():
+            if id not in own:
+                yield record
+        for record in own.values():
+            if record.live:
+                yield record
+
+    @property
+    def changed_tasks(self) -> Mapping[int, TaskRecord]:
+        """The tasks this transaction created or changed so far."""
+        return self._tasks
+
+    @property
+    def new_entries(self) -> Sequence[EntryRecord]:
+        """The entries this transaction appended so far, in order."""
+        return list(self._entries.values())
+
+    @property
+    def new_conversations(self) -> Mapping[int, ConversationRecord]:
+        return self._conversations
+
+    @property
+    def changed_submissions(self) -> Mapping[int, SubmissionRecord]:
+        return self._submissions
+
+    async def _lineage(self, conversation_id: int) -> tuple[history.Segment, ...]:
+        own = self._conversations.get(conversation_id)
+        if own is None:
+            return await self.session.lineage(conversation_id, staged=True)
+        if own.parent is None:
+            return (history.Segment(own.id, 0, None),)
+        return history.fork(await self._lineage(own.parent.conversation), own.parent.at, own.id)
+
+
+R = TypeVar("R", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
+
+
+def _found(record: R | None, what: str, id: int) -> R:
+    if record is None:
+        raise NotFound(f"there is no {what} {id}")
+    return record
+
+
+def _by_id(record: ConversationRecord | EntryRecord | SubmissionRecord | TaskRecord) -> int:
+    return record.id
+
+
+def _merge(stored: list[R], own: list[R], limit: int, *, descending: bool = False) -> list[R]:
+    """Stored records and this transaction's own, in id order."""
+    if not own:
+        return stored[:limit]
+    return sorted([*stored, *own], key=_by_id, reverse=descending)[:limit]
