@@ -238,14 +238,10 @@ class MemoryStorage:
         self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
     ) -> StoreInfo:
         if self._info is not None:
-            raise StorageBusy(
-                "this MemoryStorage is open already; close it first, or open a snapshot() of it"
-            )
+            raise StorageBusy("this MemoryStorage is open already; close it first, or open a snapshot() of it")
         contents = self._contents
         if read_only and not contents.log_id:
-            raise StorageError(
-                "this MemoryStorage has never been opened for writing; there is nothing to read"
-            )
+            raise StorageError("this MemoryStorage has never been opened for writing; there is nothing to read")
         if not read_only:
             fence = contents.epoch + 1 if epoch is None else epoch
             if fence <= contents.epoch:
@@ -379,9 +375,7 @@ class MemoryStorage:
     ) -> list[ConversationRecord]:
         contents = self._read()
         check_limit(limit)
-        found = (
-            c for c in contents.conversations.values() if c.id > after and (owner is ANY or c.owner == owner)
-        )
+        found = (c for c in contents.conversations.values() if c.id > after and (owner is ANY or c.owner == owner))
         return nsmallest(limit, found, key=lambda c: c.id)
 
     async def tasks(
@@ -445,9 +439,7 @@ class MemoryStorage:
     async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
         contents = self._read()
         check_limit(limit)
-        waiting = (
-            mail for mail in contents.mail.values() if mail.id > after and mail.id not in contents.replies
-        )
+        waiting = (mail for mail in contents.mail.values() if mail.id > after and mail.id not in contents.replies)
         return list(islice(waiting, limit))
 
     def on_mail(self, callback: Callable[[], None]) -> None:
@@ -478,12 +470,8 @@ class MemoryStorage:
 
     async def check(self) -> list[str]:
         contents = self._read()
-        ids = chain(
-            contents.conversations, contents.entries, contents.submissions, contents.tasks, contents.documents
-        )
-        return [
-            f"record {id} is not below the next id {contents.next_id}" for id in ids if id >= contents.next_id
-        ]
+        ids = chain(contents.conversations, contents.entries, contents.submissions, contents.tasks, contents.documents)
+        return [f"record {id} is not below the next id {contents.next_id}" for id in ids if id >= contents.next_id]
 
     async def size(self) -> SizeReport:
         contents = self._read()
@@ -491,9 +479,7 @@ class MemoryStorage:
         submissions = sum(len(_encode(submission)) for submission in contents.submissions.values())
         tasks = sum(len(_encode(task)) for task in contents.tasks.values())
         documents = sum(
-            len(_encode(d.record))
-            + sum(len(base[2]) for base in d.bases)
-            + sum(len(delta[1]) for delta in d.deltas)
+            len(_encode(d.record)) + sum(len(base[2]) for base in d.bases) + sum(len(delta[1]) for delta in d.deltas)
             for d in contents.documents.values()
         )
         return SizeReport(

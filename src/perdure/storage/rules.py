@@ -90,10 +90,8 @@ def lineage_of(ancestry: Iterable[tuple[int, int | None]]) -> tuple[Segment, ...
     return tuple(segments)
 
 
-def ranges(
-    lineage: Sequence[Segment], first: int, last: int | None, order: Order
-) -> list[tuple[int, int, int]]:
-    """The (conversation, lowest, highest id) to look through, in reading order; only what the range touches."""
+def ranges(lineage: Sequence[Segment], first: int, last: int | None, order: Order) -> list[tuple[int, int, int]]:
+    """The (conversation, lowest, highest id) to look through, in reading order: what the range touches."""
     top = MAX_ID if last is None else last
     touched = [
         (
@@ -109,9 +107,7 @@ def ranges(
 
 def no_history(record: DocumentRecord, at: int | None) -> InvalidRead:
     """Latest history keeps nothing older than its last base."""
-    return InvalidRead(
-        f"{record.address} no longer has its state of commit {at}; only rewindable history keeps that"
-    )
+    return InvalidRead(f"{record.address} no longer has its state of commit {at}; only rewindable history keeps that")
 
 
 def as_of(record: DocumentRecord, at: int | None) -> DocumentRecord:
@@ -130,9 +126,7 @@ def mail_body(body: JsonValue) -> msgspec.Raw:
 
 
 def mailbox_full() -> StorageError:
-    return StorageError(
-        f"{MAX_UNANSWERED} requests wait in the mailbox; open the store, so that it answers them"
-    )
+    return StorageError(f"{MAX_UNANSWERED} requests wait in the mailbox; open the store, so that it answers them")
 
 
 def no_mail(mail_id: int) -> NotFound:

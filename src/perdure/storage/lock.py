@@ -1,0 +1,153 @@
+"""The owner lock: an OS lock on a file beside the store (rules K165 to K169).
+
+The lock is ``flock``: it belongs to one opening of the sidecar, so two openings inside one process refuse each other
+too, and it ends with its process, however that ends. The sidecar itself stays: removing it would let two openers lock
+two different files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from weakref import WeakSet
+
+import msgspec
+
+from perdure.kernel.errors import StorageBusy, StorageError
+
+_ATTEMPTS = 10
+"""How often a sidecar may be replaced under our hands, and a holder be caught before it wrote its name."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns a store. The start ticks and the boot id tell a process from a later one with the same pid."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    since: int
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since / 1000, UTC).isoformat(timespec="seconds")
+        return f"process {self.pid} on host {self.host} since {since}"
+
+    @property
+    def gone(self) -> bool:
+        """Whether it ran on this boot of this machine and does so no longer."""
+        return self.boot_id == _boot_id() and _start_ticks(self.pid) != self.start_ticks
+
+
+class OwnerLock:
+    """A held lock. ``release`` frees it; so does the end of the process."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor: int | None = descriptor
+        _held.add(self)
+
+    @classmethod
+    def take(cls, store: str, *, now: int) -> OwnerLock:
+        """Lock ``<store>.lock``. Raises StorageBusy at once if somebody holds it, StorageError if it cannot be."""
+        path = f"{store}.lock"
+        for _ in range(_ATTEMPTS):
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                descriptor = os.open(path, flags, 0o600)
+            except OSError as error:
+                raise StorageError(
+                    f"{path}: the owner lock cannot be made ({error.strerror}); to look at the store without "
+                    "owning it, open it for reading only"
+                ) from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _names(path, descriptor):
+                    _write(path, descriptor, now)
+                    return cls(path, descriptor)
+                os.close(descriptor)  # somebody put another sidecar in its place between the open and the lock
+            except BlockingIOError:
+                os.close(descriptor)
+                raise StorageBusy(f"{store} is open already: {_describe(path)}") from None
+            except OSError as error:
+                os.close(descriptor)
+                raise StorageError(f"{path}: the owner lock cannot be taken ({error.strerror})") from error
+        raise StorageBusy(f"{store}: its lock file is being replaced again and again; try later")
+
+    def release(self) -> None:
+        """Free the lock. Twice does nothing."""
+        if self._descriptor is not None:
+            with suppress(OSError):  # what is left in the file names a process that is gone or holds nothing
+                os.ftruncate(self._descriptor, 0)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.drop()
+
+    def drop(self) -> None:
+        """Close our end without freeing it: what a forked child does, or it would hold its parent's lock."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_held: WeakSet[OwnerLock] = WeakSet()
+
+
+def _drop_inherited() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+def read_holder(path: str) -> Holder | None:
+    """Who a lock file names; None if it names nobody."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=Holder)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _describe(path: str) -> str:
+    for _ in range(_ATTEMPTS):
+        holder = read_holder(path)
+        if holder is not None and not holder.gone:
+            return f"it is held by {holder}; close it there first"
+        time.sleep(0.005)  # it has locked the file and is about to write its name
+    return f"its holder left no name in {path}"
+
+
+def _write(path: str, descriptor: int, now: int) -> None:
+    holder = Holder(
+        pid=os.getpid(),
+        start_ticks=_start_ticks(os.getpid()),
+        boot_id=_boot_id(),
+        host=socket.gethostname(),
+        since=now,
+    )
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+
+
+def _names(path: str, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 if it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])

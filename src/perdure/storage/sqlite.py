@@ -1,0 +1,369 @@
+"""A store in one SQLite file, the default (rules K149, K152, K153).
+
+Two threads beside the event loop: one owns and writes, one reads. The modules beside this one hold a step each:
+``sqlite_header`` (what the file is), ``lock`` (who owns it), ``sqlite_create``, ``sqlite_schema``, ``sqlite_writer``,
+``sqlite_reads``, ``sqlite_mailbox``, ``sqlite_upkeep``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import apsw
+
+from perdure.kernel.errors import StorageBusy, StorageError
+from perdure.kernel.records import (
+    Address,
+    ConversationRecord,
+    DocumentRecord,
+    EntryRecord,
+    SubmissionRecord,
+    SubmissionStatus,
+    TaskRecord,
+)
+from perdure.kernel.storage import (
+    ANY,
+    MAX_SCAN,
+    Anything,
+    Batch,
+    Mail,
+    Order,
+    Segment,
+    SizeReport,
+    StoredDocument,
+    StoreInfo,
+)
+from perdure.storage import sqlite_header, sqlite_upkeep
+from perdure.storage.lock import OwnerLock
+from perdure.storage.rules import FIRST_ID, check_limit
+from perdure.storage.sqlite_create import clear, copying, create
+from perdure.storage.sqlite_reads import Reader, quietly
+from perdure.storage.sqlite_schema import Link, build, connect, explained
+from perdure.storage.sqlite_writer import Writer, raise_fence
+from perdure.storage.worker import Worker, finish
+
+T = TypeVar("T")
+Durability: TypeAlias = Literal["power", "process"]
+
+MAIL_POLL_SECONDS = 0.15
+"""How often an open store looks for mail, so that it is folded in within 250 ms (rule K74)."""
+
+
+@dataclass(slots=True)
+class _Opening:
+    """What an open store holds: gathered while it is opened, given back in reverse."""
+
+    reading: Worker
+    reader: Reader
+    writing: Worker | None = None
+    lock: OwnerLock | None = None
+    link: Link | None = None
+    writer: Writer | None = None
+    warnings: list[str] = field(default_factory=list[str])
+
+
+class SqliteStorage:
+    """A store in the file at ``path``, made if it is not there. Its directory must exist.
+
+    ``durability="power"``: a commit is on the disk before its future ends, but for throttled progress.
+    ``"process"``: it survives the end of the process, not that of the machine; nothing is flushed at a commit.
+
+    Raises what ``perdure.kernel.storage.Storage`` says. ``warnings`` says, once it is open, what others may do with
+    its files that they should not.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, durability: Durability = "power", vfs: str | None = None
+    ) -> None:
+        if durability not in ("power", "process"):
+            raise ValueError(f"durability is 'power' or 'process', not {durability!r}")
+        # Two names of one file must meet at one lock.
+        self.path = os.path.realpath(path)
+        self.warnings: list[str] = []
+        self._flush = durability == "power"
+        self._vfs = vfs
+        self._state: Literal["closed", "opening", "open", "closing"] = "closed"
+        self._opening: _Opening | None = None
+        # Any: the work beside is of every kind, and nobody looks at its results here.
+        self._beside: set[asyncio.Future[Any]] = set()
+        self._beside_links: set[Link] = set()
+        self._on_mail: Callable[[], None] | None = None
+        self._newest_mail = 0
+        self._poll: asyncio.TimerHandle | None = None
+
+    # --- opening and closing ---------------------------------------------------------------------------------
+
+    async def open(
+        self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
+    ) -> StoreInfo:
+        if self._state != "closed":
+            raise StorageBusy(f"this SqliteStorage of {self.path} is {self._state} already")
+        self._state = "opening"
+        opening = _Opening(Worker("perdure-read"), Reader(self.path, vfs=self._vfs, live=not read_only))
+        try:
+            if read_only:
+                info = await finish(opening.reading.call(partial(self._look, opening)))
+            else:
+                opening.writing = Worker("perdure-write")
+                own = partial(self._own, opening, epoch=epoch, writer=writer, log_id=log_id, now=now)
+                info = await finish(opening.writing.call(own))
+                assert opening.link is not None
+                opening.writer = Writer(self.path, opening.link, opening.writing, info, flush=self._flush)
+        except BaseException:
+            await finish(asyncio.ensure_future(self._release(opening)))
+            self._state = "closed"
+            raise
+        self.warnings = opening.warnings
+        self._opening = opening
+        self._state = "open"
+        return info
+
+    async def close(self) -> None:
+        opening = self._opening
+        if self._state != "open" or opening is None:
+            return
+        self._state = "closing"
+        self._stop_polling()
+        try:
+            await finish(asyncio.ensure_future(self._release(opening)))
+        finally:
+            self._opening = None
+            self._on_mail = None
+            self._state = "closed"
+
+    def _own(self, opening: _Opening, *, epoch: int | None, writer: str, log_id: str, now: int) -> StoreInfo:
+        """On the writing thread: everything from the plain read to the fence, in the order of rules K164 to K175."""
+        path = self.path
+        directory = os.path.dirname(path)
+        if not os.path.isdir(directory):
+            raise StorageError(f"{directory} is not a directory; make it first")
+        exists = sqlite_header.examine(path)
+        for name in (path, directory) if exists else (directory,):
+            if not os.access(name, os.W_OK):
+                raise StorageError(
+                    f"{name} may not be written by this process; to look at the store, open it for reading only"
+                )
+        opening.lock = OwnerLock.take(path, now=now)
+        try:
+            clear(path)
+            if not sqlite_header.examine(path):
+                fill = partial(build, log_id=log_id, next_id=FIRST_ID, now=now)
+                create(path, fill, vfs=self._vfs)
+            opening.link = connect(path, "write", vfs=self._vfs)
+            info = raise_fence(opening.link, path, epoch=epoch, writer=writer)
+        except (apsw.Error, OSError) as error:
+            raise explained(error, path, "opened") from error
+        opening.warnings = sqlite_header.warnings(path)
+        return info
+
+    def _look(self, opening: _Opening) -> StoreInfo:
+        """On the reading thread: no lock, no fence."""
+        if not sqlite_header.examine(self.path):
+            raise StorageError(f"there is no store at {self.path}")
+        opening.warnings = sqlite_header.warnings(self.path)
+        return opening.reader.run(Reader.info)[1]
+
+    async def _release(self, opening: _Opening) -> None:
+        """Let what was accepted settle, close the connections, the writer's last, and free the lock."""
+        for link in list(self._beside_links):
+            link.interrupt()
+        if self._beside:
+            await asyncio.wait(self._beside)
+        await opening.reading.call(opening.reader.close)
+        opening.reading.stop()
+        if opening.writing is not None:
+            try:
+                await opening.writing.call(partial(_disown, opening, self.path))
+            finally:
+                opening.writing.stop()
+
+    def _open(self) -> _Opening:
+        if self._opening is None or self._state != "open":
+            raise StorageError(f"the store at {self.path} is not open")
+        return self._opening
+
+    # --- committing and reading ------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        writer = self._open().writer
+        if writer is None:
+            raise StorageError(f"the store at {self.path} is open for reading only")
+        return writer.commit(batch)
+
+    async def _read(self, read: Callable[[Reader], T]) -> T:
+        opening = self._open()
+        seq, value = await opening.reading.call(partial(opening.reader.run, read))
+        if opening.writer is not None:
+            await opening.writer.settled(seq)
+        return value
+
+    async def conversation(self, id: int) -> ConversationRecord | None:
+        return await self._read(lambda reader: reader.conversation(id))
+
+    async def entry(self, id: int) -> EntryRecord | None:
+        return await self._read(lambda reader: reader.entry(id))
+
+    async def submission(self, id: int) -> SubmissionRecord | None:
+        return await self._read(lambda reader: reader.submission(id))
+
+    async def task(self, id: int) -> TaskRecord | None:
+        return await self._read(lambda reader: reader.task(id))
+
+    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        return await self._read(lambda reader: reader.request(conversation_id, request_id))
+
+    async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
+        return await self._read(lambda reader: reader.lineage(conversation_id))
+
+    async def entries(
+        self,
+        lineage: Sequence[Segment],
+        *,
+        first: int = 0,
+        last: int | None = None,
+        order: Order = "ascending",
+        limit: int = MAX_SCAN,
+    ) -> list[EntryRecord]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.entries(lineage, first, last, order, limit))
+
+    async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
+        return await self._read(lambda reader: reader.head(lineage, last))
+
+    async def conversations(
+        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = MAX_SCAN
+    ) -> list[ConversationRecord]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.conversations(owner, after, limit))
+
+    async def tasks(
+        self,
+        *,
+        conversation_id: int | None = None,
+        kind: str | None = None,
+        live: bool | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[TaskRecord]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.tasks(conversation_id, kind, live, after, limit))
+
+    async def submissions(
+        self,
+        *,
+        conversation_id: int | None = None,
+        status: SubmissionStatus | None = None,
+        after: int = 0,
+        limit: int = MAX_SCAN,
+    ) -> list[SubmissionRecord]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.submissions(conversation_id, status, after, limit))
+
+    async def documents(self, scope: str, scope_id: int, *, at: int | None = None) -> list[DocumentRecord]:
+        return await self._read(lambda reader: reader.documents(scope, scope_id, at))
+
+    async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
+        return await self._read(lambda reader: reader.document(address, at))
+
+    # --- mailbox ---------------------------------------------------------------------------------------------
+
+    async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.mail(after, limit))
+
+    def on_mail(self, callback: Callable[[], None]) -> None:
+        self._open()
+        self._on_mail = callback
+        self._newest_mail = 0
+        self._stop_polling()
+        self._look_for_mail()
+
+    def _look_for_mail(self) -> None:
+        self._poll = None
+        looking = self._open().reading.call(partial(self._open().reader.run, Reader.newest_mail))
+        looking.add_done_callback(self._note_mail)
+
+    def _note_mail(self, looking: asyncio.Future[tuple[int, int]]) -> None:
+        if self._state != "open" or self._on_mail is None or looking.cancelled():
+            return
+        if looking.exception() is None:  # a store that cannot be read says so to whoever reads it
+            newest = looking.result()[1]
+            if newest > self._newest_mail:
+                self._newest_mail = newest
+                self._on_mail()
+        self._stop_polling()
+        self._poll = looking.get_loop().call_later(MAIL_POLL_SECONDS, self._look_for_mail)
+
+    def _stop_polling(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+
+    # --- upkeep ----------------------------------------------------------------------------------------------
+
+    async def check(self) -> list[str]:
+        return await self._work_beside("checked", sqlite_upkeep.check)
+
+    async def size(self) -> SizeReport:
+        return await self._work_beside("measured", lambda link: sqlite_upkeep.measure(link, self.path))
+
+    async def backup(self, target: str | os.PathLike[str], *, log_id: str, now: int) -> None:
+        """Copy the store as of one commit into a new file, while it is in use (rules K29, K184).
+
+        ``log_id``: a new random one; the store's own only if the copy replaces it (a move). Raises StorageError if
+        something is at ``target`` or the copy cannot be made; nothing is left there then.
+        """
+
+        def copy(link: Link) -> None:
+            goal = os.path.realpath(target)
+            if os.path.lexists(goal):
+                raise StorageError(f"{goal} is there already; copy to a path where nothing is")
+            lock = OwnerLock.take(goal, now=now)
+            try:
+                create(goal, copying(link, log_id=log_id), vfs=self._vfs)
+            finally:
+                lock.release()
+
+        await self._work_beside("copied", copy)
+
+    async def _work_beside(self, doing: str, work: Callable[[Link], T]) -> T:
+        """Do something long on a thread and a connection of its own; closing the store interrupts it."""
+        opening = self._open()
+        worker = Worker("perdure-beside")
+
+        def run() -> T:
+            try:
+                link = connect(self.path, "read" if opening.writer else quietly(self.path), vfs=self._vfs)
+                try:
+                    self._beside_links.add(link)
+                    self._open()  # closing interrupts what it finds here, and nothing begins after that
+                    return work(link)
+                finally:
+                    self._beside_links.discard(link)
+                    link.close()
+            except (apsw.Error, OSError) as error:
+                raise explained(error, self.path, doing) from error
+
+        future = worker.call(run)
+        worker.stop()
+        self._beside.add(future)
+        future.add_done_callback(self._beside.discard)
+        return await asyncio.shield(future)
+
+
+def _disown(opening: _Opening, path: str) -> None:
+    try:
+        if opening.writer is not None:
+            opening.writer.close()
+        elif opening.link is not None:
+            opening.link.close()
+    except apsw.Error as error:
+        raise explained(error, path, "closed") from error
+    finally:
+        if opening.lock is not None:
+            opening.lock.release()

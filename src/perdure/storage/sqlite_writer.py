@@ -1,0 +1,330 @@
+"""The way of a commit into SQLite: encoded on the caller's thread, written and flushed in groups on one other thread.
+
+Whatever is handed over while one group is being flushed goes into the next database transaction, so a flush is shared
+by everybody who waited for it. One failed group fails the writer for good, with the first cause.
+"""
+
+# apsw's stubs speak of collections.abc.Buffer, which Python 3.11 does not have.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from itertools import chain
+from typing import cast
+
+import apsw
+import msgspec
+
+from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
+from perdure.kernel.storage import Batch, StoreInfo
+from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
+from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
+from perdure.storage.sqlite_schema import BUSY_MS, Link, explained
+from perdure.storage.worker import Worker, tell
+
+MAX_GROUP = 256
+"""Commits in one database transaction."""
+
+MAX_GROUP_BYTES = 4 << 20
+"""A group takes no further commit once its records have this size."""
+
+CHECKPOINT_PAGES = 1000
+"""When the write-ahead log is this long it is copied into the database."""
+
+_RESTART_PAGES = 8 * CHECKPOINT_PAGES
+"""When readers have kept it from starting over until it is this long, writing waits for them, for a bounded time."""
+
+_RESTART_BUSY_MS = 250
+
+_ADVANCE = (
+    "UPDATE meta SET seq = ?, next_id = ?, committed_at = ? WHERE id = 1 AND epoch = ? AND writer = ? AND seq = ?"
+)
+_INSERTS = (
+    "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)",
+    "INSERT INTO entries VALUES (?, ?, ?, ?)",
+    "INSERT INTO submissions VALUES (?, ?, ?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET status = excluded.status, body = excluded.body",
+    "INSERT INTO tasks VALUES (?, ?, ?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET live = excluded.live, body = excluded.body",
+    "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET retired_seq = excluded.retired_seq, body = excluded.body",
+    "INSERT INTO bases VALUES (?, ?, ?, ?)",
+    "INSERT INTO deltas VALUES (?, ?, ?)",
+)
+_RECLAIM = (
+    "DELETE FROM bases WHERE document_id = ? AND seq < ?",
+    "DELETE FROM deltas WHERE document_id = ? AND seq < ?",
+)
+_ANSWER = "UPDATE mailbox SET answered_seq = ?, ok = ?, result = ? WHERE id = ? AND answered_seq IS NULL"
+_FORGET = (
+    "DELETE FROM mailbox WHERE id IN (SELECT id FROM mailbox WHERE answered_seq IS NOT NULL"
+    " ORDER BY answered_seq DESC, id DESC LIMIT -1 OFFSET ?)"
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Commit:
+    """One batch, encoded: the rows of each table in the order of ``_INSERTS``."""
+
+    __slots__ = ("at", "future", "next_id", "progress", "reclaim", "replies", "seq", "size", "tables")
+
+    def __init__(self, batch: Batch, future: asyncio.Future[None]) -> None:
+        self.seq = batch.seq
+        self.at = batch.at
+        self.next_id = batch.next_id
+        self.progress = batch.progress
+        self.future = future
+        documents: list[Row] = []
+        bases: list[Row] = []
+        deltas: list[Row] = []
+        self.reclaim: list[Row] = []
+        for write in batch.documents:
+            record = write.record
+            if record.retired_seq is not None:
+                # First: an address is given up before it is taken again.
+                documents.insert(0, (*document_row(record), _encode(record)))
+            elif record.created_seq == batch.seq:
+                documents.append((*document_row(record), _encode(record)))
+            if write.base is not None:
+                bases.append((record.id, batch.seq, write.version, write.base))
+            elif write.ops is not None:
+                deltas.append((record.id, batch.seq, write.ops))
+            if write.reclaim:
+                self.reclaim.append((record.id, batch.seq + (write.base is None)))
+        self.replies: list[Row] = [(batch.seq, int(r.ok), bytes(r.result), r.mail_id) for r in batch.replies]
+        self.tables: tuple[list[Row], ...] = (
+            [(*conversation_row(record), _encode(record)) for record in batch.conversations],
+            [(*entry_row(record), _encode(record)) for record in batch.entries],
+            [(*submission_row(record), _encode(record)) for record in batch.submissions],
+            [(*task_row(record), _encode(record)) for record in batch.tasks],
+            documents,
+            bases,
+            deltas,
+        )
+        self.size = sum(len(cast(bytes, row[-1])) for table in self.tables for row in table)
+
+
+def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> StoreInfo:
+    """The first transaction of every exclusive open (rules K170 to K172). Raises StaleEpochError."""
+    cursor = link.cursor()
+    if cursor.execute("PRAGMA journal_mode").get != "wal":
+        raise StorageError(f"{path} is not in WAL mode; run: PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute(f"PRAGMA journal_size_limit = {2 * CHECKPOINT_PAGES * 4096}")
+    cursor.execute("BEGIN IMMEDIATE")
+    try:
+        stored = read_info(link, path, read_only=False)
+        mine = stored.epoch + 1 if epoch is None else epoch
+        if mine <= stored.epoch:
+            raise StaleEpochError(mine=mine, my_writer=writer, stored=stored.epoch, stored_writer=stored.writer)
+        cursor.execute("UPDATE meta SET epoch = ?, writer = ?", (mine, writer))
+        cursor.execute("COMMIT")
+    except BaseException:
+        _roll_back(link)
+        raise
+    return msgspec.structs.replace(stored, epoch=mine, writer=writer)
+
+
+def read_info(link: Link, path: str, *, read_only: bool) -> StoreInfo:
+    row = link.execute("SELECT format, log_id, epoch, writer, seq, next_id FROM meta WHERE id = 1").fetchone()
+    if row is None:
+        raise StorageCorrupt(f"{path} does not say which commit was its last; restore it from a backup")
+    format, log_id, epoch, writer, seq, next_id = row
+    return StoreInfo(
+        format=format,
+        log_id=log_id,
+        epoch=epoch,
+        writer=writer,
+        seq=seq,
+        next_id=next_id,
+        read_only=read_only,
+    )
+
+
+def _roll_back(link: Link) -> None:
+    # What made this necessary is the error; a rollback that fails too must not stand before it (rule K186).
+    with suppress(apsw.Error):
+        if link.in_transaction:
+            link.execute("ROLLBACK")
+
+
+class Writer:
+    """What writes to an open store, with one thread to do it on."""
+
+    def __init__(self, path: str, link: Link, worker: Worker, opening: StoreInfo, *, flush: bool) -> None:
+        self._path = path
+        self._link = link
+        self._cursor = link.cursor()
+        self._worker = worker
+        self._opening = opening
+        self._loop = asyncio.get_running_loop()
+        # Of the event loop: what was handed over, what has settled, why nothing more is taken.
+        self._seq = opening.seq
+        self._next_id = opening.next_id
+        self._settled_seq = opening.seq
+        self._settling = self._loop.create_future()
+        self._refusal: BaseException | None = None
+        self._over = False
+        # Of the thread, but for the queue, which it empties and the event loop fills.
+        self._waiting: deque[_Commit] = deque()
+        self._failure: StorageError | None = None
+        self._flush = flush
+        self._flushing: bool | None = None
+        self._log_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        link.set_wal_hook(self._note_log)
+
+    # --- on the event loop -----------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        """Encode a batch and queue it. What is wrong with it, or was with an earlier one, its future tells."""
+        future = self._loop.create_future()
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            if len(self._waiting) >= MAX_PENDING:
+                raise StorageError(f"{self._path}: {MAX_PENDING} commits are waiting already")
+            check_batch(batch, seq=self._seq, next_id=self._next_id)
+            commit = _Commit(batch, future)
+        except (StorageError, msgspec.MsgspecError, OverflowError) as error:
+            # Nothing that comes later is taken; and it fails in its turn, after what was handed over before it.
+            refusal = self._refusal = explained(error, self._path, "written to")
+            self._worker.post(lambda: self._refuse(future, refusal))
+            return future
+        self._seq = batch.seq
+        self._next_id = batch.next_id
+        self._waiting.append(commit)
+        self._worker.post(self._write_group)
+        return future
+
+    async def settled(self, seq: int) -> None:
+        """Wait until commit ``seq``, which a reader has seen stored, is settled for everybody here (rule K61)."""
+        while seq > self._settled_seq and not self._over:
+            await asyncio.wait([self._settling])
+
+    def _end(self, futures: list[asyncio.Future[None]], seq: int | None, failure: StorageError | None) -> None:
+        if seq is not None:
+            self._settled_seq = seq
+        if failure is not None:
+            self._over = True
+            self._refusal = self._refusal or failure
+        for future in futures:
+            if future.done():
+                continue  # its caller was cancelled; the commit stands or falls all the same
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(failure)
+                future.exception()  # the session that fails on the first need not look at every later one
+        self._settling.set_result(None)
+        self._settling = self._loop.create_future()
+
+    # --- on the thread ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the connection. After a failure the files stay as they are, for the next open to recover."""
+        if self._failure is not None:
+            self._link.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._link.close()
+
+    def _refuse(self, future: asyncio.Future[None], refusal: StorageError) -> None:
+        self._failure = self._failure or refusal
+        tell(self._loop, self._end, [future], None, self._failure)
+
+    def _write_group(self) -> None:
+        """Write what waits, in one transaction. Called once a commit, so mostly for nothing under load."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        group = [waiting.popleft()]
+        size = group[0].size
+        while waiting and len(group) < MAX_GROUP and size + waiting[0].size <= MAX_GROUP_BYTES:
+            size += waiting[0].size
+            group.append(waiting.popleft())
+        if self._failure is None:
+            try:
+                self._store(group)
+            except BaseException as error:  # whatever it is: it fails this writer, and its callers must hear of it
+                self._failure = explained(error, self._path, "written to")
+        futures = [commit.future for commit in group]
+        if self._failure is not None:
+            tell(self._loop, self._end, futures, None, self._failure)
+            return
+        tell(self._loop, self._end, futures, group[-1].seq, None)
+        if self._log_pages >= self._checkpoint_at:
+            try:
+                self._checkpoint()
+            except BaseException as error:  # as above; the next commit tells
+                self._failure = explained(error, self._path, "checkpointed")
+
+    def _store(self, group: list[_Commit]) -> None:
+        link, cursor = self._link, self._cursor
+        first, last = group[0], group[-1]
+        flushing = self._flush and not all(commit.progress for commit in group)
+        if flushing is not self._flushing:
+            # In WAL mode NORMAL does not flush a commit, and FULL flushes all that was written before it as well.
+            cursor.execute("PRAGMA synchronous = FULL" if flushing else "PRAGMA synchronous = NORMAL")
+            self._flushing = flushing
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            mine = self._opening
+            cursor.execute(_ADVANCE, (last.seq, last.next_id, last.at, mine.epoch, mine.writer, first.seq - 1))
+            if link.changes() != 1:
+                raise self._superseded(first)
+            if len(group) == 1:
+                tables = first.tables
+                reclaim, replies = first.reclaim, first.replies
+            else:
+                tables = [list(chain.from_iterable(parts)) for parts in zip(*(c.tables for c in group), strict=True)]
+                reclaim = [row for commit in group for row in commit.reclaim]
+                replies = [row for commit in group for row in commit.replies]
+            for sql, rows in zip(_INSERTS, tables, strict=True):
+                if rows:
+                    cursor.executemany(sql, rows)
+            if reclaim:
+                for sql in _RECLAIM:
+                    cursor.executemany(sql, reclaim)
+            if replies:
+                before = link.total_changes()
+                cursor.executemany(_ANSWER, replies)
+                if link.total_changes() - before != len(replies):
+                    raise StorageError(f"{self._path}: a request is answered that is not there or has its answer")
+                cursor.execute(_FORGET, (KEPT_ANSWERS,))
+            cursor.execute("COMMIT")
+        except BaseException:
+            _roll_back(link)
+            raise
+
+    def _superseded(self, first: _Commit) -> StorageError:
+        """Why the row of the last commit was not as this writer left it."""
+        mine, stored = self._opening, read_info(self._link, self._path, read_only=False)
+        if (stored.epoch, stored.writer) != (mine.epoch, mine.writer):
+            return StaleEpochError(
+                mine=mine.epoch, my_writer=mine.writer, stored=stored.epoch, stored_writer=stored.writer
+            )
+        return StorageError(f"{self._path}: commit {first.seq} does not follow the stored commit {stored.seq}")
+
+    def _note_log(self, link: apsw.Connection, name: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _checkpoint(self) -> None:
+        pages = self._log_pages
+        self._checkpoint_at = pages + CHECKPOINT_PAGES if pages >= CHECKPOINT_PAGES else CHECKPOINT_PAGES
+        if pages < _RESTART_PAGES:
+            total, copied = self._link.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if copied == total:
+                self._checkpoint_at = CHECKPOINT_PAGES  # the next commit begins the log anew
+            return
+        self._link.set_busy_timeout(_RESTART_BUSY_MS)
+        try:
+            self._link.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            self._checkpoint_at = CHECKPOINT_PAGES
+        except apsw.BusyError:
+            pass  # somebody reads an old state for long; it is tried again when the log has grown further
+        finally:
+            self._link.set_busy_timeout(BUSY_MS)
