@@ -176,6 +176,9 @@ class _Command:
             _resolve(self._draining)
             await pump
             over = True
+        except ProcessesRemain:
+            over = True  # All that could be done was done.
+            raise
         finally:
             if not over:
                 self._kill_now()
@@ -283,8 +286,9 @@ class _Command:
             os.close(self._pidfd)
         if self._pipe >= 0:
             os.close(self._pipe)
-        if self._process is not None:
-            self._process.poll()
+        if self._process is not None and self._process.poll() is None:
+            # It could not be ended; whenever it does end, somebody must have waited for it.
+            threading.Thread(target=self._process.wait, name="perdure-reap", daemon=True).start()
 
     # --- its output
     # -------------------------------------------------------------------------------------------

@@ -1,0 +1,130 @@
+"""Exact replacements: unique places, the diff, and doing and undoing by the intent (rule 3.4, edit)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from perdure.harness.environment import FileChanged, FileError
+from perdure.tools import edits as editing
+from perdure.tools.edits import Edit
+
+FILE = b"one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\nten\neleven\ntwelve\n"
+
+
+def outcome(data: bytes, edits: list[Edit]) -> bytes:
+    intent = editing.plan("f", data, edits)
+    return editing.apply(data, editing.replacements(edits, intent))
+
+
+def diff(data: bytes, edits: list[Edit]) -> str:
+    return editing.diff(data, editing.replacements(edits, editing.plan("f", data, edits)))
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ([], "no edits"),
+        ([Edit("", "x")], "edit 1: old_text is empty"),
+        ([Edit("two", "2"), Edit("zwei", "2")], "edit 2: old_text does not occur"),
+        ([Edit("two", "two")], "edit 1: old_text and new_text are the same"),
+        ([Edit("seven", "7"), Edit("e", "E")], r"edit 2: old_text occurs 14 times \(at lines 1, 3, 3, 5, 7, ...\)"),
+        ([Edit("two\nthree", "2"), Edit("three\n", "3")], "edits 1 and 2 overlap"),
+    ],
+)
+def test_an_edit_that_does_not_apply_once_says_why(edits: list[Edit], message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        editing.plan("f", FILE, edits)
+
+
+def test_places_that_overlap_themselves_are_not_unique() -> None:
+    with pytest.raises(FileError, match="2 times"):
+        editing.plan("f", b"aaa", [Edit("aa", "b")])
+
+
+def test_all_edits_apply_to_the_file_as_it_was() -> None:
+    assert outcome(b"a b\n", [Edit("b", "a"), Edit("a", "b")]) == b"b a\n"
+
+
+def test_line_ends_of_a_crlf_file_are_kept() -> None:
+    assert outcome(b"a\r\nb\r\nc\r\n", [Edit("a\nb\n", "x\ny\nz\n")]) == b"x\r\ny\r\nz\r\nc\r\n"
+    # A file of mixed line ends is taken as it is.
+    assert outcome(b"a\r\nb\nc\n", [Edit("b\nc", "b")]) == b"a\r\nb\n"
+
+
+def test_bytes_that_are_not_utf_8_stay_as_they_are() -> None:
+    assert outcome(b"\xff\xfe a\n", [Edit("a", "\u00e9")]) == b"\xff\xfe \xc3\xa9\n"
+
+
+def test_the_diff_shows_each_change_with_three_lines_around_it() -> None:
+    assert diff(FILE, [Edit("eleven\n", ""), Edit("two", "2\n2b")]) == (
+        "@@ -1,5 +1,6 @@\n one\n-two\n+2\n+2b\n three\n four\n five\n"
+        "@@ -8,5 +9,4 @@\n eight\n nine\n ten\n-eleven\n twelve\n"
+    )
+    assert diff(b"a", [Edit("a", "b")]) == (
+        "@@ -1,1 +1,1 @@\n-a\n\\ No newline at end of file\n+b\n\\ No newline at end of file\n"
+    )
+    assert diff(b"a\n", [Edit("a\n", "")]) == "@@ -1,1 +0,0 @@\n-a\n"
+
+
+texts = st.text(st.sampled_from("ab\n\r\u00e9"), max_size=6)
+
+
+@st.composite
+def files_and_edits(draw: st.DrawFn) -> tuple[str, list[Edit]]:
+    """Letters that occur once with line ends between some of them, and replacements of some stretches."""
+    letters = "abcdefghijklmnopqrstuvwxyz\u00e9\u20ac"
+    count = draw(st.integers(1, len(letters)))
+    text = "".join(letter + draw(st.sampled_from(["", "", "\n", "\n\n"])) for letter in letters[:count])
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)), min_size=2, max_size=8)))
+    edits = [
+        Edit(text[start:end], new)
+        for start, end in itertools.pairwise(cuts)
+        if text[start:end].strip("\n") and draw(st.booleans()) and (new := draw(texts)) != text[start:end]
+    ]
+    return text, draw(st.permutations(edits))
+
+
+@given(files_and_edits())
+def test_reverting_gives_the_file_back_and_the_diff_tells_the_change(case: tuple[str, list[Edit]]) -> None:
+    text, edits = case
+    assume(edits)
+    data = text.encode()
+    intent = editing.plan("f", data, edits)
+    ordered = editing.replacements(edits, intent)
+    after = editing.apply(data, ordered)
+    assert editing.digest(after) == intent.after
+    assert editing.revert("f", after, ordered, intent) == data
+    assert applied(text, editing.diff(data, ordered)) == after.decode()
+
+
+def test_reverting_something_else_is_refused() -> None:
+    edits = [Edit("two", "2")]
+    intent = editing.plan("f", FILE, edits)
+    with pytest.raises(FileChanged):
+        editing.revert("f", b"one\n2\nmore\n", editing.replacements(edits, intent), intent)
+
+
+def applied(text: str, patch: str) -> str:
+    """Apply a unified diff, strictly."""
+    lines = text.split("\n")
+    old = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    out: list[str] = []
+    at = 0
+    for line in patch.replace("\n\\ No newline at end of file\n", "\0").replace("\0", "\0\n").split("\n")[:-1]:
+        body = line[1:-1] if line.endswith("\0") else line[1:] + "\n"
+        if line.startswith("@@"):
+            start, count = map(int, line.split()[1][1:].split(","))
+            begin = start - 1 if count else start
+            out += old[at:begin]
+            at = begin
+            continue
+        if line[0] in " -":
+            assert old[at] == body
+            at += 1
+        if line[0] in " +":
+            out.append(body)
+    return "".join(out + old[at:])

@@ -1,0 +1,509 @@
+"""Commands of the local environment: stopped means gone, nothing hangs, output is exact (rules 2.5 and 3.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perdure.harness.environment import CommandNotStarted, ExecResult, ProcessesRemain
+from perdure.tools import command, processes, spills
+from perdure.tools.local import LocalEnvironment
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+# Children that leave in the known ways; each writes its pid. "ready" is printed when all have.
+DAEMONS = """
+keep() { echo $$ > $1.tmp; mv $1.tmp $1.pid; exec sleep 600; }
+export -f keep
+keep_in=$(pwd)
+sleep 600 & echo $! > plain.pid
+bash -c 'keep session' & true
+setsid bash -c 'keep setsid' &
+(setsid nohup bash -c 'keep double' > /dev/null 2>&1 &)
+setsid bash -c "(cd / && exec bash -c 'cd '$keep_in' && keep third') & exit" &
+while [ $(ls *.pid | wc -l) -lt 5 ]; do sleep 0.02; done
+echo ready
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    return work
+
+
+@pytest.fixture
+def env(work: Path, tmp_path: Path) -> LocalEnvironment:
+    return LocalEnvironment(work, output_dir=tmp_path / "outputs", grace_ms=200)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def pids(work: Path) -> dict[str, int]:
+    return {path.stem: int(path.read_text()) for path in work.glob("*.pid")}
+
+
+def kill_and_see_gone(pid: int) -> None:
+    handle = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        select.select([handle], [], [])
+    finally:
+        os.close(handle)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class Until:
+    """An ``on_output`` that tells when a word has come."""
+
+    def __init__(self, word: bytes = b"ready") -> None:
+        self.seen = asyncio.Event()
+        self.output = b""
+        self._word = word
+
+    def __call__(self, chunk: bytes) -> None:
+        self.output += chunk
+        if self._word in self.output:
+            self.seen.set()
+
+
+async def cancel_when_ready(env: LocalEnvironment, script: str, *, times: int = 1) -> asyncio.Task[ExecResult]:
+    until = Until()
+    task = asyncio.create_task(env.exec(script, on_output=until))
+    seen = asyncio.create_task(until.seen.wait())
+    await asyncio.wait({task, seen}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({task})
+    return task
+
+
+async def time_out_when_ready(env: LocalEnvironment, script: str) -> ExecResult:
+    """Run into a time-out that was long enough for the script to get ready."""
+    for timeout_ms in (500, 4000, 30_000):
+        result = await env.exec(script, timeout_ms=timeout_ms)
+        assert result.timed_out
+        if b"ready" in result.output:
+            return result
+    raise AssertionError("the script never got ready")
+
+
+# --- how commands end ------------------------------------------------------------------------------------------
+
+
+async def test_exit_codes_and_signals(env: LocalEnvironment) -> None:
+    result = await env.exec("echo out; echo err >&2; exit 3")
+    assert (result.exit_code, result.signal, result.timed_out) == (3, None, False)
+    assert result.output == b"out\nerr\n"
+    result = await env.exec("kill -KILL $$")
+    assert (result.exit_code, result.signal) == (None, signal.SIGKILL)
+    assert (await env.exec(["printf", "%s", "no shell; $HOME"])).output == b"no shell; $HOME"
+
+
+async def test_standard_input_is_empty(env: LocalEnvironment) -> None:
+    assert (await env.exec("cat; echo end")).output == b"end\n"
+
+
+async def test_what_holds_the_output_open_delays_nothing(env: LocalEnvironment, work: Path) -> None:
+    """Even one that cannot be found: it left the session, its parent is gone and it dropped the environment."""
+    script = """
+    (env -i setsid bash -c 'echo $$ > hidden.tmp; mv hidden.tmp hidden.pid; exec sleep 600' &)
+    while [ ! -e hidden.pid ]; do sleep 0.02; done; echo done
+    """
+    result = await env.exec(script)
+    hidden = pids(work)["hidden"]
+    try:
+        assert (result.exit_code, result.output) == (0, b"done\n")
+        assert alive(hidden)
+        assert os.readlink(f"/proc/{hidden}/fd/1").startswith("pipe:")
+    finally:
+        os.kill(hidden, signal.SIGKILL)
+
+
+async def test_an_endless_writer_that_cannot_be_found_delays_nothing(env: LocalEnvironment, work: Path) -> None:
+    script = """
+    (env -i setsid bash -c 'echo $$ > hidden.tmp; mv hidden.tmp hidden.pid; trap "" PIPE; exec yes' &)
+    while [ ! -e hidden.pid ]; do sleep 0.02; done
+    """
+    try:
+        result = await env.exec(script)
+        assert result.exit_code == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids(work)["hidden"], signal.SIGKILL)
+
+
+async def test_nothing_is_left_after_a_normal_exit(env: LocalEnvironment, work: Path) -> None:
+    result = await env.exec(DAEMONS)
+    assert (result.exit_code, result.output) == (0, b"ready\n")
+    left = pids(work)
+    assert len(left) == 5
+    assert not [name for name, pid in left.items() if alive(pid)]
+
+
+async def test_nothing_is_left_after_a_time_out(env: LocalEnvironment, work: Path) -> None:
+    await time_out_when_ready(env, f"rm -f *.pid; {DAEMONS} sleep 600")
+    left = pids(work)
+    assert len(left) == 5
+    assert not [name for name, pid in left.items() if alive(pid)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_nothing_is_left_when_the_caller_is_cancelled(env: LocalEnvironment, work: Path, times: int) -> None:
+    task = await cancel_when_ready(env, DAEMONS + "sleep 600", times=times)
+    assert task.cancelled()
+    left = pids(work)
+    assert len(left) == 5
+    assert not [name for name, pid in left.items() if alive(pid)]
+
+
+def test_nothing_is_left_when_the_event_loop_ends(env: LocalEnvironment, work: Path) -> None:
+    async def main() -> None:
+        until = Until()
+        task = asyncio.create_task(env.exec(DAEMONS + "sleep 600", on_output=until))
+        await until.seen.wait()
+        assert not task.done()
+
+    asyncio.run(main())
+    left = pids(work)
+    assert len(left) == 5
+    assert not [name for name, pid in left.items() if alive(pid)]
+
+
+STUBBORN = """
+trap '' TERM
+bash -c 'trap "" TERM; echo $$ > child.tmp; mv child.tmp child.pid; while :; do sleep 600; done' &
+echo $$ > self.pid
+while [ ! -e child.pid ]; do sleep 0.02; done
+echo ready
+while :; do sleep 600; done
+"""
+
+
+async def test_what_ignores_sigterm_is_killed(env: LocalEnvironment, work: Path) -> None:
+    result = await time_out_when_ready(env, "rm -f *.pid" + STUBBORN)
+    assert (result.exit_code, result.signal) == (None, signal.SIGKILL)
+    assert not [name for name, pid in pids(work).items() if alive(pid)]
+    task = await cancel_when_ready(env, STUBBORN)
+    assert task.cancelled()
+    assert not [name for name, pid in pids(work).items() if alive(pid)]
+
+
+async def test_a_command_may_end_by_itself_within_the_grace(work: Path, tmp_path: Path) -> None:
+    env = LocalEnvironment(work, output_dir=tmp_path / "outputs", grace_ms=60_000)
+    result = await time_out_when_ready(env, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.02; done")
+    assert (result.exit_code, result.signal, result.timed_out) == (5, None, True)
+    assert result.output.startswith(b"ready\n")
+    assert result.output.endswith(b"bye\n")
+
+
+async def test_a_stopped_command_is_ended_too(env: LocalEnvironment, work: Path) -> None:
+    await time_out_when_ready(env, "echo $$ > self.pid; echo ready; kill -STOP $$")
+    assert not alive(pids(work)["self"])
+
+
+async def test_processes_that_cannot_be_ended_are_an_error_not_a_result(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "echo $$ > self.pid; echo ready; exec sleep 600"
+    with monkeypatch.context() as refused:
+        refused.setattr(processes, "send", lambda process, number: False)
+        with pytest.raises(ProcessesRemain) as caught:
+            await time_out_when_ready(env, script)
+        assert pids(work)["self"] in caught.value.pids
+        # Were it a cancellation, somebody would report the command stopped.
+        task = await cancel_when_ready(env, script)
+        assert isinstance(task.exception(), ProcessesRemain)
+    for pid in (caught.value.pids[0], pids(work)["self"]):
+        kill_and_see_gone(pid)
+
+
+@pytest.mark.parametrize("missing", ["pidfd_open", "waitid"])
+async def test_without_pidfds_a_thread_waits(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    if missing == "waitid":
+        monkeypatch.delattr(os, "waitid")
+    assert (await env.exec("echo out; exit 4")).exit_code == 4
+    await time_out_when_ready(env, f"rm -f *.pid; {DAEMONS} sleep 600")
+    assert not [name for name, pid in pids(work).items() if alive(pid)]
+
+
+async def test_an_output_callback_that_raises_stops_the_command(env: LocalEnvironment, work: Path) -> None:
+    def refuse(chunk: bytes) -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        await env.exec("echo $$ > self.pid; echo output; sleep 600", on_output=refuse)
+    assert not alive(pids(work)["self"])
+
+
+@pytest.mark.parametrize("argv", [["/nonexistent/program"], ["true", "x" * 3_000_000], ["true", "nul\0"]])
+async def test_a_command_that_cannot_start_says_why_without_its_arguments(
+    env: LocalEnvironment, argv: list[str]
+) -> None:
+    with pytest.raises(CommandNotStarted, match=f"{argv[0]} could not be started") as caught:
+        await env.exec(argv)
+    assert len(str(caught.value)) < 300
+
+
+async def test_options_that_mean_nothing_are_refused(env: LocalEnvironment) -> None:
+    with pytest.raises(ValueError, match="time-out"):
+        await env.exec("true", timeout_ms=0)
+    with pytest.raises(ValueError, match="at least its program"):
+        await env.exec([])
+
+
+async def test_commands_run_side_by_side(env: LocalEnvironment) -> None:
+    """Each waits for the other: in turn they would never end. Ending one leaves the other alone."""
+    wait = "touch {0}; while [ ! -e {1} ]; do sleep 0.02; done; echo {0}"
+    results = await asyncio.gather(env.exec(wait.format("a", "b")), env.exec(wait.format("b", "a")))
+    assert [result.output for result in results] == [b"a\n", b"b\n"]
+
+
+# --- output ----------------------------------------------------------------------------------------------------
+
+
+async def test_opening_standard_error_by_name_wipes_nothing(env: LocalEnvironment) -> None:
+    result = await env.exec("echo one; echo two > /dev/stderr; echo three > /dev/stdout; echo four")
+    assert result.output == b"one\ntwo\nthree\nfour\n"
+
+
+async def test_a_command_may_close_its_output_and_go_on(env: LocalEnvironment, work: Path) -> None:
+    result = await env.exec("echo out; exec > /dev/null 2>&1; sleep 0.05; touch finished; exit 6")
+    assert (result.exit_code, result.output) == (6, b"out\n")
+    assert (work / "finished").exists()
+
+
+async def test_output_is_bytes_as_they_came(env: LocalEnvironment) -> None:
+    until = Until()
+    result = await env.exec(r"printf '\377\376\000\303'", on_output=until)
+    assert result.output == until.output == b"\xff\xfe\x00\xc3"
+
+
+async def test_a_small_output_is_kept_nowhere(env: LocalEnvironment, tmp_path: Path) -> None:
+    result = await env.exec("seq 1000")
+    assert (result.output_path, result.output_kept) == (None, 0)
+    assert not (tmp_path / "outputs").exists()
+
+
+async def test_a_large_output_is_counted_exactly_kept_and_bounded_in_memory(
+    env: LocalEnvironment, tmp_path: Path
+) -> None:
+    size, lines = 30_000_000, 0
+
+    def count(chunk: bytes) -> None:
+        nonlocal lines
+        lines += chunk.count(b"\n")
+
+    tracemalloc.start()
+    try:
+        result = await env.exec(f"yes 123456789 | head -c {size}", on_output=count)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6_000_000
+    assert (result.output_bytes, result.output_kept, lines) == (size, size, size // 10)
+    assert result.output == (b"123456789\n" * 6554)[-command.INLINE_OUTPUT :]
+    assert result.output_path is not None
+    path = Path(result.output_path)
+    assert path.parent == tmp_path / "outputs"
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    # A confined environment reads it, too.
+    assert await env.read_file(result.output_path) == b"123456789\n" * (size // 10)
+    assert await env.stat(result.output_path) is not None
+
+
+async def test_what_is_kept_of_one_output_is_bounded(env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spills, "MAX_FILE", 100_000)
+    result = await env.exec("seq 1 50000")
+    assert result.output_bytes > 200_000
+    assert result.output_kept == 100_000
+    assert result.output_path is not None
+    expected = "".join(f"{number}\n" for number in range(1, 50001)).encode()
+    assert await env.read_file(result.output_path) == expected[:100_000]
+    assert expected.endswith(result.output)
+
+
+async def test_old_outputs_are_reclaimed(
+    env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spills, "MAX_FILES", 3)
+    paths = [(await env.exec("seq 1 20000")).output_path for _ in range(5)]
+    kept = sorted(str(path) for path in (tmp_path / "outputs").iterdir())
+    assert len(kept) == 3
+    assert paths[-1] in kept
+    assert set(kept) <= set(paths)
+
+
+async def test_an_output_that_cannot_be_kept_fails_nothing(env: LocalEnvironment, tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("not a directory")
+    result = await env.exec("seq 1 20000; exit 2")
+    assert (result.exit_code, result.output_path, result.output_kept) == (2, None, 0)
+    assert result.output.endswith(b"\n20000\n")
+
+
+def test_the_default_place_of_outputs_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spills.tempfile, "tempdir", str(tmp_path))
+    own = spills.Spills(None, "work").directory
+    assert own == spills.Spills(None, "work").directory
+    assert stat.S_IMODE(os.stat(own).st_mode) == 0o700
+    os.chmod(own, 0o777)
+    other = spills.Spills(None, "work").directory
+    assert other != own
+    assert stat.S_IMODE(os.stat(other).st_mode) == 0o700
+
+
+# --- surroundings ----------------------------------------------------------------------------------------------
+
+
+async def test_variables_and_directory(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work / "sub").mkdir()
+    monkeypatch.setenv("FROM_HOST", "host")
+    show = "echo $FROM_HOST,$GIVEN,$ADDED,$PWD"
+    inheriting = LocalEnvironment(work)
+    result = await inheriting.exec(show, cwd="sub", env={"ADDED": "1"})
+    assert result.output == f"host,,1,{work}/sub\n".encode()
+    given = LocalEnvironment(work, env={"GIVEN": "2", "PATH": os.environ["PATH"]})
+    assert (await given.exec(show)).output == f",2,,{work}\n".encode()
+
+
+async def test_a_command_inherits_no_descriptor_and_leaves_none(env: LocalEnvironment, work: Path) -> None:
+    secret = os.open(work, os.O_RDONLY)
+    os.set_inheritable(secret, True)
+    try:
+        result = await env.exec(["sh", "-c", "ls /proc/$$/fd"])
+        assert str(secret) not in result.output.decode().split()
+    finally:
+        os.close(secret)
+
+    async def everything() -> None:
+        await env.exec("true")
+        await env.exec("seq 1 20000")
+        await env.exec("sleep 600", timeout_ms=1)
+        await cancel_when_ready(env, "echo ready; sleep 600")
+        with pytest.raises(CommandNotStarted):
+            await env.exec(["/nonexistent"])
+
+    await everything()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await everything()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+HOST = """
+import asyncio, sys
+from perdure.tools.local import LocalEnvironment
+
+async def main():
+    env = LocalEnvironment(sys.argv[1])
+    await env.exec(sys.stdin.read(), on_output=lambda chunk: print(chunk.decode(), end="", flush=True))
+
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def other_host(work: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process whose command has daemons in this workspace, ready."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, str(work)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with host:
+        assert host.stdin is not None
+        assert host.stdout is not None
+        host.stdin.write(DAEMONS + "sleep 600")
+        host.stdin.close()
+        assert host.stdout.readline() == "ready\n"
+        try:
+            yield host
+        finally:
+            host.kill()
+            for pid in pids(work).values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("first", ["exec", "write"])
+async def test_what_a_killed_host_left_running_is_ended_before_anything_changes(
+    env: LocalEnvironment, work: Path, first: str
+) -> None:
+    with other_host(work) as host:
+        left = pids(work)
+        host.kill()
+        host.wait()
+        assert len(left) == 5
+        assert all(alive(pid) for pid in left.values())
+        if first == "exec":
+            await env.exec("true")
+        else:
+            await env.write_file("file", b"")
+        assert not [name for name, pid in left.items() if alive(pid)]
+
+
+async def test_what_a_living_host_runs_here_is_left_alone(env: LocalEnvironment, work: Path, tmp_path: Path) -> None:
+    with other_host(work):
+        await env.exec("true")
+        assert all(alive(pid) for pid in pids(work).values())
+
+
+async def test_another_workspace_is_left_alone(tmp_path: Path, work: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with other_host(work) as host:
+        host.kill()
+        host.wait()
+        await LocalEnvironment(other).exec("true")
+        assert all(alive(pid) for pid in pids(work).values())
+
+
+async def test_a_cancelled_write_is_over_when_it_says_so(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while the thread is in the middle: it ends first, so nothing lands after the caller was told."""
+    loop = asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+    real = os.fsync
+
+    def slow(file: int) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        real(file)
+
+    await env.exec("true")
+    monkeypatch.setattr(os, "fsync", slow)
+    task = asyncio.create_task(env.write_file("file", b"data"))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert (work / "file").read_bytes() == b"data"
