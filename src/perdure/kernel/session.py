@@ -292,8 +292,8 @@ class Session(SettledReads):
     # --- what floors above register ----------------------------------------------------------------------------
 
     def derive(self, derivation: Derivation) -> None:
-        """Run this on each transaction's candidate records before it is staged. It is synchronous and must not raise
-        but to refuse the transaction."""
+        """Run this on each transaction's candidate records before it is staged. It answers an awaitable only where it
+        needs to read, and raises only to refuse the transaction."""
         self.derivations.append(derivation)
 
     def observe(self, observer: Callable[[Settled], None]) -> None:

@@ -10,7 +10,7 @@ left only once every commit staged before it has settled, since what it saw may 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
 
@@ -116,15 +116,19 @@ class Transaction(TransactionDocuments):
     ) -> None:
         session = self.session
         try:
-            if error is None:
-                for derive in session.derivations:
-                    derive(self)
-                await self._retire_task_documents()
-                self._stage()
+            try:
+                if error is None:
+                    for derive in session.derivations:
+                        more = derive(self)
+                        if more is not None:
+                            await more
+                    await self._retire_task_documents()
+                    self._stage()
+            finally:
+                self._close()
+                session.leave(self)
         finally:
-            self._close()
-            session.leave(self)
-        await session.wait_staged(self._settled)
+            await session.wait_staged(self._settled)
 
     @property
     def seq(self) -> int:
@@ -375,4 +379,4 @@ class Transaction(TransactionDocuments):
         self._settled = session.stage(batch, changes, states, values)
 
 
-Derivation = Callable[[Transaction], None]
+Derivation = Callable[[Transaction], Awaitable[None] | None]
