@@ -79,9 +79,7 @@ class OutputWindow:
         keep: Keep = "tail",
     ) -> None:
         if limit_bytes < _CHARACTER or limit_lines < 1:
-            raise ValueError(
-                f"a window needs {_CHARACTER} bytes and 1 line, not {limit_bytes} and {limit_lines}"
-            )
+            raise ValueError(f"a window needs {_CHARACTER} bytes and 1 line, not {limit_bytes} and {limit_lines}")
         self._limit_bytes = limit_bytes
         self._limit_lines = limit_lines
         self._keep: Literal["head", "tail"] = keep
@@ -190,6 +188,9 @@ class OutputWindow:
 
 def _continues(byte: int) -> bool:
     return byte & 0xC0 == 0x80
+
+
+DEFAULT_LIMITS = OutputLimits()
 
 
 # --- output on its way --------------------------------------------------------------------------------------

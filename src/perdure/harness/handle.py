@@ -1,0 +1,168 @@
+"""ToolCall: what a running tool knows of its call, and what it may show meanwhile (rules H94 and H95)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from perdure.harness.documents import LiveTool
+from perdure.harness.output import Bounded, LiveOutput, OutputLimits
+from perdure.kernel.errors import PerdureError
+from perdure.kernel.json import JsonValue, copy_json, encode_json
+
+MAX_DETAILS: Final = 256 * 1024
+"""Bytes of JSON that ``details`` may take."""
+MAX_DIAGNOSTICS: Final = 100
+MAX_DIAGNOSTIC: Final = 2_000
+"""Characters of one diagnostic."""
+
+
+class CallEnded(PerdureError):
+    """A call's handle was used after its invocation had ended."""
+
+
+class CallStream:
+    """What a call shows while it runs: buffered here, written into ``pi.live`` piece by piece."""
+
+    def __init__(self, limits: OutputLimits | None = None, *, touch: Callable[[], None] | None = None) -> None:
+        self.output = LiveOutput(limits or OutputLimits())
+        self.details: JsonValue = None
+        self.diagnostics: list[str] = []
+        self.streamed = False
+        """Whether there was any output."""
+        self._touch = touch
+        self._new_details = False
+        self._new_diagnostics = 0
+        self._bounded: Bounded | None = None
+
+    def add_output(self, chunk: str | bytes) -> None:
+        self.streamed = True
+        self.output.feed(chunk)
+        self._changed()
+
+    def set_details(self, value: JsonValue) -> None:
+        self.details = value
+        self._new_details = True
+        self._changed()
+
+    def add_diagnostic(self, text: str) -> None:
+        self.diagnostics.append(text)
+        self._new_diagnostics += 1
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._touch is not None:
+            self._touch()
+
+    def write(self, live: LiveTool) -> None:
+        """Put what is new since the last time into the call's place in ``pi.live``."""
+        if self.output.changed:
+            anew, text = self.output.take()
+            live["output"] = text if anew else live["output"] + text
+        for key, count in (
+            ("dropped_bytes", self.output.dropped_bytes),
+            ("dropped_lines", self.output.dropped_lines),
+        ):
+            if live[key] != count:
+                live[key] = count
+        if self._new_details:
+            live["details"] = self.details
+            self._new_details = False
+        if self._new_diagnostics:
+            live["diagnostics"].extend(self.diagnostics[-self._new_diagnostics :])
+            self._new_diagnostics = 0
+
+    def end(self) -> Bounded:
+        """The output so far, bounded; nothing more comes. May be asked again."""
+        if self._bounded is None:
+            self._bounded = self.output.end()
+        return self._bounded
+
+
+class ToolCall:
+    """A tool gets it for a parameter annotated ``ToolCall``. Usable until the invocation ends, from any thread.
+
+    Outside a harness, in a test of the tool's own function, make one with the values that matter there: what
+    it shows is kept in ``stream``.
+    """
+
+    def __init__(
+        self,
+        *,
+        id: int = 0,
+        name: str = "",
+        conversation_id: int = 0,
+        idempotency_key: str = "",
+        attempt: int = 1,
+        intent: JsonValue = None,
+        stream: CallStream | None = None,
+        memo: Callable[[str, JsonValue], Awaitable[JsonValue]] | None = None,
+    ) -> None:
+        self.id = id
+        """The call's own id, the one of its task. (A provider's id of it is only a label and may repeat.)"""
+        self.name = name
+        self.conversation_id = conversation_id
+        self.idempotency_key = idempotency_key
+        """The same in every rerun of this call, unique in the world: for services that take such a key."""
+        self.attempt = attempt
+        """1, and one more for each rerun."""
+        self.intent = intent
+        """What the tool's ``intent`` function gave, as stored before the call began."""
+        self.stream = stream if stream is not None else CallStream()
+        self._memo = memo
+        self._memos: dict[str, JsonValue] = {}
+        self._ended = False
+        self._thread = threading.get_ident()
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+
+    def output(self, text: str | bytes) -> None:
+        """Add to the output that is shown meanwhile. Bytes are read as UTF-8, split anywhere.
+
+        If the tool returns None, this output is its result.
+        """
+        self._apply(lambda: self.stream.add_output(text))
+
+    def details(self, value: JsonValue) -> None:
+        """Show structured progress, in place of what was shown before. Raises NotJson, ValueError if too large."""
+        copied = copy_json(value, at="details")
+        if (size := len(encode_json(copied))) > MAX_DETAILS:
+            raise ValueError(f"details take {size} bytes of JSON; at most {MAX_DETAILS} are kept")
+        self._apply(lambda: self.stream.set_details(copied))
+
+    def diagnostic(self, text: str) -> None:
+        """Note something for people who watch the call; the model does not see it.
+
+        Raises ValueError for more than 100 in a call. One of more than 2,000 characters is cut.
+        """
+        clean = text[:MAX_DIAGNOSTIC].encode("utf-8", "replace").decode()
+        if len(self.stream.diagnostics) >= MAX_DIAGNOSTICS:
+            raise ValueError(f"a call keeps at most {MAX_DIAGNOSTICS} diagnostics")
+        self._apply(lambda: self.stream.add_diagnostic(clean))
+
+    async def memo(self, name: str, value: JsonValue) -> JsonValue:
+        """Store a value under a name, durably; a rerun gets what the first writer of the name stored."""
+        self._check()
+        if self._memo is None:
+            return self._memos.setdefault(name, copy_json(value, at="memo"))
+        return await self._memo(name, value)
+
+    def end(self) -> None:
+        """The invocation has ended: every later use raises CallEnded."""
+        self._ended = True
+
+    def _check(self) -> None:
+        if self._ended:
+            raise CallEnded(f"call {self.id} of {self.name!r} has ended; its handle cannot be used any more")
+
+    def _apply(self, change: Callable[[], None]) -> None:
+        self._check()
+        if self._loop is None or threading.get_ident() == self._thread:
+            change()
+        else:
+            # A synchronous tool runs in a thread. Its changes come in order, and before its end.
+            self._loop.call_soon_threadsafe(change)

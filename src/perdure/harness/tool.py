@@ -1,0 +1,330 @@
+"""``@tool``: a typed function becomes a tool that a model can call (rules H78 to H85).
+
+    @tool(replay="safe")
+    async def population(city: str) -> int:
+        '''How many people live in a city.'''
+
+Called as it is, a tool is its function. What the pipeline does with it is in ``calls``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import math
+import re
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property, partial
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args, overload
+
+import msgspec
+
+from perdure.harness.arguments import InvalidArguments, Signature
+from perdure.harness.docstring import split_docstring
+from perdure.harness.documents import ToolErrorCode
+from perdure.harness.environment import Effects, ExecutionEnvironment
+from perdure.harness.handle import CallEnded, CallStream, ToolCall
+from perdure.harness.messages import Text, UserPart
+from perdure.harness.model import ToolSpec
+from perdure.harness.output import DEFAULT_LIMITS, OutputLimits
+from perdure.kernel.errors import PerdureError
+from perdure.kernel.json import JsonValue, check_json
+
+__all__ = [
+    "AnyTool",
+    "CallEnded",
+    "CallStream",
+    "InvalidArguments",
+    "OutputLimits",
+    "ReplayPolicy",
+    "ToolCall",
+    "ToolDefinition",
+    "ToolError",
+    "ToolResult",
+    "tool",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+ReplayPolicy: TypeAlias = Literal["safe", "unsafe"]
+"""Whether a call that was interrupted may simply be run again."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ToolError(PerdureError):
+    """Raised by a tool: its message is the call's result, an error with the code tool_error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool may return in place of a plain value."""
+
+    content: str | Sequence[UserPart] | None = None
+    """What the model reads. None: what the call streamed with ``call.output()``."""
+    _: KW_ONLY
+    details: JsonValue = None
+    """For programs and people, beside the content. None: the last details that the call showed."""
+    is_error: bool = False
+    code: ToolErrorCode | None = None
+    """Of an error that the harness wrote; a tool leaves it alone."""
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the call used, by a name of the tool's choice; summed up in ``pi.usage``."""
+    diagnostics: Sequence[str] = ()
+    """For people, after those that the call showed."""
+
+    def __post_init__(self) -> None:
+        check_json(self.details, at="ToolResult.details")
+        for name, amount in self.usage.items():
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+                raise ValueError(f"ToolResult.usage[{name!r}] must be a finite number")
+
+    @property
+    def parts(self) -> tuple[UserPart, ...]:
+        if self.content is None:
+            return ()
+        return (Text(self.content),) if isinstance(self.content, str) else tuple(self.content)
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+
+IntentFunction = TypeVar("IntentFunction", bound=Callable[..., Awaitable[JsonValue]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ToolDefinition(Generic[P, R_co]):
+    """A tool. Make one with ``@tool``."""
+
+    function: Callable[P, R_co]
+    name: str
+    description: str
+    replay: ReplayPolicy = "unsafe"
+    sequential: bool = False
+    """The calls of a round that has one of these run one after the other."""
+    output: OutputLimits = DEFAULT_LIMITS
+    effects: Effects = "world"
+    adoptable: bool = False
+    timeout_ms: int | None = None
+    result: object = None
+    """The type that results are checked against; None: any."""
+    signature: Signature = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f"a tool's name is 1 to 64 letters, digits, '_' and '-', not {self.name!r}")
+        for option, value, choices in (("replay", self.replay, ReplayPolicy), ("effects", self.effects, Effects)):
+            if value not in get_args(choices):
+                raise ValueError(f"tool {self.name!r}: {option} is one of {get_args(choices)}, not {value!r}")
+        if self.timeout_ms is not None and self.timeout_ms <= 0:
+            raise ValueError(f"tool {self.name!r}: timeout_ms must be positive, not {self.timeout_ms}")
+        if self.adoptable and self.effects == "world":
+            raise ValueError(f"tool {self.name!r}: only what stays in its environment is adoptable")
+        # A dataclass's own docstring would hide the function's.
+        object.__setattr__(self, "__doc__", self.function.__doc__)
+        object.__setattr__(self, "__wrapped__", self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        return self.function(*args, **kwargs)
+
+    @cached_property
+    def spec(self) -> ToolSpec:
+        """The tool as it is offered to a model."""
+        return ToolSpec(name=self.name, description=self.description, parameters=self.signature.schema)
+
+    @cached_property
+    def _intents(self) -> list[tuple[Callable[..., Awaitable[JsonValue]], Signature]]:
+        return []
+
+    def intent(self, function: IntentFunction) -> IntentFunction:
+        """Decorate the async function that prepares the intent, once a tool.
+
+        It takes some of the tool's parameters by name (and the environment, if it wants), runs before the intent
+        is committed and must change nothing; what it returns is stored with the intent and is ``call.intent``
+        from then on, in reruns too. What it raises is the call's result, and the tool is not run.
+        """
+        if self._intents:
+            raise ValueError(f"tool {self.name!r} has an intent function already")
+        signature = Signature(function, name=f"{self.name}.intent", descriptions={}, local_names=_local_names())
+        unknown = set(inspect.signature(function).parameters) - set(inspect.signature(self.function).parameters)
+        if unknown:
+            raise TypeError(f"{self.name}.intent takes {', '.join(sorted(unknown))}, which the tool does not take")
+        self._intents.append((function, signature))
+        return function
+
+    async def prepare_intent(
+        self, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None
+    ) -> JsonValue:
+        """What the intent function gives for these values; None without one."""
+        for function, signature in self._intents:
+            chosen = {name: values[name] for name in signature.names if name in values}
+            return await function(**chosen, **_injected(signature, call, environment))
+        return None
+
+    async def run(
+        self, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None
+    ) -> object:
+        """Run the function; a synchronous one in a thread. Cancelled, it returns once the function has."""
+        arguments = {**values, **_injected(self.signature, call, environment)}
+        function: Callable[..., Any] = self.function  # its parameters are known to the signature only
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        return await _in_thread(partial(function, **arguments))
+
+    def to_result(self, value: object) -> ToolResult:
+        """A returned value as a result. Raises NotJson, or ToolError for what has no JSON."""
+        if value is None:
+            return ToolResult()
+        if isinstance(value, ToolResult):
+            return value
+        return ToolResult(value if isinstance(value, str) else _json_text(value))
+
+    def check_result(self, result: ToolResult) -> None:
+        """Raise ToolError unless the text fits the declared result type."""
+        if self.result is None or result.is_error:
+            return
+        from pydantic import ValidationError
+
+        text = result.text
+        try:
+            if self.result is str:
+                return
+            self._result_adapter.validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = "".join(f"[{step!r}]" for step in first["loc"])
+            raise ToolError(f"the result is not what {self.name} declares: result{where}: {first['msg']}") from None
+
+    @cached_property
+    def _result_adapter(self) -> Any:  # pydantic's TypeAdapter, which is not imported here
+        from pydantic import TypeAdapter
+
+        declared: Any = self.result
+        return TypeAdapter(declared)
+
+
+AnyTool: TypeAlias = "ToolDefinition[..., object]"
+
+
+@overload
+def tool(function: Callable[P, R], /) -> ToolDefinition[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: ReplayPolicy = "unsafe",
+    sequential: bool = False,
+    output: OutputLimits = DEFAULT_LIMITS,
+    result: object = None,
+    effects: Effects = "world",
+    adoptable: bool = False,
+    timeout_ms: int | None = None,
+) -> Callable[[Callable[P, R]], ToolDefinition[P, R]]: ...
+def tool(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: ReplayPolicy = "unsafe",
+    sequential: bool = False,
+    output: OutputLimits = DEFAULT_LIMITS,
+    result: object = None,
+    effects: Effects = "world",
+    adoptable: bool = False,
+    timeout_ms: int | None = None,
+) -> ToolDefinition[P, R] | Callable[[Callable[P, R]], ToolDefinition[P, R]]:
+    """Make a tool of a function whose parameters are annotated, async or not.
+
+    The model gets the function's name, its docstring and a JSON Schema of its parameters. Those annotated
+    ``ToolCall`` or ``ExecutionEnvironment`` are filled by the harness. A parameter is described by the
+    docstring's ``Args:`` section, by ``Annotated[str, "..."]`` or by pydantic's ``Field``.
+
+    The function returns a text, JSON, a dataclass, a msgspec or pydantic value, or a ToolResult; an exception
+    is an error result. A synchronous function runs in a thread.
+
+    - ``replay``: "safe" if a call may be run again after it was interrupted; else such a call ends
+      ``interrupted``.
+    - ``sequential``: the calls of a round with this tool run one after the other.
+    - ``output``: how much of a result is kept, in whole lines, and which end of it.
+    - ``result``: a type that the result's JSON must fit.
+    - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything.
+    - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
+    - ``timeout_ms``: after this the function is cancelled and the call ends ``timeout``.
+
+    Raises TypeError or ValueError for a function or an option that makes no tool.
+    """
+
+    def define(function: Callable[P, R], local_names: Mapping[str, object] | None) -> ToolDefinition[P, R]:
+        named: str = name if name is not None else function.__name__
+        text, parameters = split_docstring(function.__doc__)
+        return ToolDefinition(
+            function=function,
+            name=named,
+            description=description if description is not None else text,
+            replay=replay,
+            sequential=sequential,
+            output=output,
+            result=result,
+            effects=effects,
+            adoptable=adoptable,
+            timeout_ms=timeout_ms,
+            signature=Signature(function, name=named, descriptions=parameters, local_names=local_names),
+        )
+
+    if function is not None:
+        return define(function, _local_names())
+
+    def decorate(function: Callable[P, R]) -> ToolDefinition[P, R]:
+        return define(function, _local_names())
+
+    return decorate
+
+
+def _local_names() -> Mapping[str, object] | None:
+    """The local names where the caller was called: a tool's annotations may use them."""
+    here = inspect.currentframe()
+    frame = here.f_back.f_back if here is not None and here.f_back is not None else None
+    return None if frame is None or frame.f_locals is frame.f_globals else frame.f_locals
+
+
+def _injected(signature: Signature, call: ToolCall, environment: ExecutionEnvironment | None) -> dict[str, object]:
+    return {name: call if kind == "call" else environment for name, kind in signature.injected.items()}
+
+
+async def _in_thread(function: Callable[[], object]) -> object:
+    context = contextvars.copy_context()
+    future = asyncio.get_running_loop().run_in_executor(None, context.run, function)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            # A thread cannot be stopped. Whoever waits for the end of this call waits for the thread.
+            cancelled = error
+    if cancelled is not None:
+        future.exception()
+        raise cancelled
+    return future.result()
+
+
+def _json_text(value: object) -> str:
+    plain = msgspec.to_builtins(value, enc_hook=_plain)
+    check_json(plain, at="result")
+    return msgspec.json.encode(plain).decode()
+
+
+def _plain(value: object) -> object:
+    if "pydantic" in sys.modules:
+        from pydantic import BaseModel
+
+        if isinstance(value, BaseModel):
+            return value.model_dump(mode="json")
+    raise ToolError(f"the tool returned a {type(value).__name__}, which has no JSON")
