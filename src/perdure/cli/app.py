@@ -1,0 +1,82 @@
+"""The commands and their options. What a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.kernel.errors import PerdureError
+
+app = typer.Typer(
+    help="perdure: durable agents. An agent that is killed goes on exactly where its log says it was.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class CrashMode(StrEnum):
+    """What a crash campaign attacks."""
+
+    simulation = "simulation"
+
+
+@app.callback()
+def root() -> None:
+    """Keeps every command a sub-command."""
+
+
+@app.command()
+def demo(
+    seed: Annotated[
+        int | None, typer.Option(help="Repeat an earlier run's kills; drawn and printed otherwise.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="No colours.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Work in this new folder and leave it there.")] = None,
+) -> None:
+    """Watch an agent killed nine times while it works: nothing lost, nothing done twice. No key, no network."""
+    from perdure.cli.demo.parent import run_demo
+
+    raise typer.Exit(run_demo(seed=seed, plain=plain, keep=keep))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage; it may be in use.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show what lives in a store, what waits, and what stands still and why, without disturbing it."""
+    from perdure.cli.inspect import look, render
+
+    try:
+        report = asyncio.run(look(file))
+    except PerdureError as error:
+        typer.echo(f"perdure inspect: {error}", err=True)
+        raise typer.Exit(1) from error
+    render(report, as_json=as_json)
+
+
+@app.command()
+def crash(
+    mode: Annotated[CrashMode, typer.Option(help="What to attack.")] = CrashMode.simulation,
+    runs: Annotated[int, typer.Option(min=1, help="How many seeded schedules.")] = 25,
+    seed: Annotated[int, typer.Option(help="The first seed; the runs take it and the following ones.")] = 1,
+    scenario: Annotated[str | None, typer.Option(help="Only this scenario.")] = None,
+    kill: Annotated[
+        str | None,
+        typer.Option(help="Commits to stop the world after, one a start: 3 or 3,5. A failing run prints it."),
+    ] = None,
+) -> None:
+    """Crash the package on purpose and compare what comes back with what was never interrupted."""
+    from perdure.testing.crash import run_simulation
+
+    assert mode is CrashMode.simulation, "the only mode so far"
+    try:
+        kills = None if kill is None else [int(number) for number in kill.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--kill takes numbers with commas between them, not {kill!r}") from error
+    raise typer.Exit(run_simulation(runs=runs, seed=seed, scenario=scenario, kill=kills, echo=typer.echo))

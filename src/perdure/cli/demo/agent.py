@@ -1,0 +1,162 @@
+"""The process that gets killed: ``python -m perdure.cli.demo.agent FOLDER``.
+
+It runs like any host would: open the store, submit each job with its request id, wait for the answer. At the points
+where the parent may want to kill it, it says so on standard output and stands still until the parent says ``go``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from perdure.cli.demo.project import JOBS, ORDERS, SUPPLIER, script
+from perdure.harness.documents import ASSISTANT, TOOL_RESULT, ToolInput, ToolResultData
+from perdure.harness.environment import ExecResult
+from perdure.harness.harness import Harness
+from perdure.harness.messages import AssistantMessage, decode_messages
+from perdure.harness.model import ModelRequest
+from perdure.harness.registry import Extension
+from perdure.harness.settings import RetryPolicy
+from perdure.harness.tool import tool
+from perdure.kernel.records import EntryRecord, Running, Sleeping, TaskRecord
+from perdure.kernel.session import Settled
+from perdure.kernel.storage import Batch
+from perdure.storage.sqlite import SqliteStorage
+from perdure.testing.model import ScriptedModel
+from perdure.tools.coding import coding_tools
+from perdure.tools.local import LocalEnvironment
+
+STREAMED = 6
+"""The event of each answer at which it may be killed in streaming."""
+
+
+def tell(**event: object) -> None:
+    """One line for the parent."""
+    sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    sys.stdout.flush()
+
+
+def stand(point: str, **more: object) -> None:
+    """Stand still at a point where the parent may kill this process."""
+    tell(point=point, **more)
+    if not sys.stdin.readline():
+        sys.exit("the parent is gone")
+
+
+class DemoStorage(SqliteStorage):
+    """The real storage, which also stands still just before an admission is handed to the disk."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        if any(submission.entry is not None and submission.status == "placed" for submission in batch.submissions):
+            stand("admission", job=batch.submissions[0].request_id)
+        return super().commit(batch)
+
+
+class DemoEnvironment(LocalEnvironment):
+    """The real environment, which also stands still inside the tools."""
+
+    async def write_file(self, path: str, data: bytes, **options: object) -> None:
+        await super().write_file(path, data, **options)  # pyright: ignore[reportArgumentType]  # passed through
+        stand("in_safe_tool", path=path)
+
+    async def exec(self, *arguments: object, **options: object) -> ExecResult:
+        result = await super().exec(*arguments, **options)  # pyright: ignore[reportArgumentType]  # passed through
+        stand("in_command")
+        return result
+
+
+def supplier_tools(folder: Path) -> Extension:
+    book = folder / SUPPLIER / ORDERS
+
+    @tool(replay="unsafe", sequential=True)
+    async def order(item: str, count: int) -> str:
+        """Order from the supplier. Ordering twice delivers twice."""
+        with book.open("a") as file:
+            file.write(msgspec.json.encode({"item": item, "count": count}).decode() + "\n")
+        stand("in_order", tool=item)
+        return f"ordered {count} x {item}"
+
+    @tool(replay="safe")
+    async def orders() -> str:
+        """The supplier's book: what was ordered so far."""
+        return book.read_text() if book.exists() else ""
+
+    return Extension("supplier", tools=[order, orders])
+
+
+class Watcher:
+    """Tells the parent what each commit did, and stands still after those that matter."""
+
+    def __init__(self) -> None:
+        self.phases: dict[int, str] = {}
+        self.recovering = True
+
+    def __call__(self, settled: Settled) -> None:
+        for entry in settled.batch.entries:
+            self._entry(entry)
+        for task in settled.batch.tasks:
+            self._task(task)
+
+    def _entry(self, entry: EntryRecord) -> None:
+        if entry.kind == TOOL_RESULT:
+            data = entry.data_as(ToolResultData)
+            tell(result=data.name, code=data.code)
+            stand("after_tool", tool=data.name)
+        elif entry.kind == ASSISTANT:
+            message = decode_messages(entry.raw_messages)[0]
+            assert isinstance(message, AssistantMessage), "an assistant entry holds one"
+            tell(answer=message.text, stop=message.stop_reason, calls=[part.name for part in message.tool_calls])
+
+    def _task(self, task: TaskRecord) -> None:
+        state = task.state
+        if isinstance(state, Sleeping):
+            stand("in_sleep", kind=task.kind)
+        elif isinstance(state, Running) and task.kind == "pi.tool":
+            before, self.phases[task.id] = self.phases.get(task.id), state.phase
+            if before is not None and before != state.phase:
+                stand("before_tool", tool=msgspec.json.decode(task.raw_input, type=ToolInput).name)
+
+
+async def pace(request: ModelRequest, number: int) -> None:
+    if number == STREAMED:
+        await asyncio.sleep(0.12)  # past one partial interval, so that a part of the answer is committed
+        stand("streaming", attempt=request.attempt)
+
+
+async def work(folder: Path) -> None:
+    storage = DemoStorage(folder / "agent.db")
+    environment = DemoEnvironment(folder / "project")
+    watcher = Watcher()
+    async with Harness.open(
+        storage,
+        models=ScriptedModel(script, pace=pace),
+        extensions=[coding_tools(environment), supplier_tools(folder)],
+        retry=RetryPolicy(first_ms=200, jitter=0.0),
+        on_report=lambda report: tell(report=report.type, message=report.message),
+    ) as harness:
+        tell(found=[await _found(line) for line in (await harness.inspect()).tasks], commits=harness.session.seq)
+        if harness.session.seq:
+            stand("recovery")
+        harness.session.observe(watcher)
+        root = await harness.root()
+        for request_id, text in JOBS:
+            submission = await root.submit(text, request_id=request_id)
+            answer = await submission.answer()
+            tell(job=request_id, answered=answer.text)
+    tell(finished=True)
+
+
+async def _found(line: object) -> object:
+    return msgspec.to_builtins(line)
+
+
+def main(arguments: list[str], run: Callable[[Path], object] | None = None) -> None:
+    asyncio.run(work(Path(arguments[0])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""The demo's end check: its own count, from the files, with nothing of the product but its file format.
+
+It opens the store with Python's own sqlite3, reads the project and the supplier's book, and knows what must be there
+from the work that was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from perdure.cli.demo.project import FILES, FIXED, JOBS, ORDERS, REPORT, SUPPLIER, TO_ORDER, orders_in
+
+Row = dict[str, Any]
+"""A record's JSON as it stands in the file: the judge takes nobody's word for its types."""
+
+
+def judge(folder: Path) -> Iterator[tuple[str, str | None]]:
+    """Each check: what was checked, and what is wrong (None: nothing)."""
+    with closing(sqlite3.connect(f"file:{folder / 'agent.db'}?mode=ro", uri=True)) as store:
+        submissions = [json.loads(body) for (body,) in store.execute("SELECT body FROM submissions ORDER BY id")]
+        entries = [json.loads(body) for (body,) in store.execute("SELECT body FROM entries ORDER BY id")]
+        tasks = [json.loads(body) for (body,) in store.execute("SELECT body FROM tasks ORDER BY id")]
+    yield "each job was admitted once", _one_each(submissions)
+    yield "each job has its answer", _answered(submissions, entries)
+    yield "nothing is left running", _nothing_left(tasks)
+    yield "every call is followed by exactly its result", _well_formed(entries)
+    yield "no unsafe call was executed twice", _ordered_once(folder)
+    yield "every safe call was applied", _project(folder)
+    yield "the project's own tests pass", _tests_pass(folder)
+
+
+def _one_each(submissions: list[Row]) -> str | None:
+    count = Counter(submission.get("request_id") for submission in submissions)
+    wanted = {request_id: 1 for request_id, _ in JOBS}
+    return None if dict(count) == wanted else f"submissions by request id: {dict(count)}"
+
+
+def _answered(submissions: list[Row], entries: list[Row]) -> str | None:
+    by_id = {entry["id"]: entry for entry in entries}
+    for submission in submissions:
+        answer = by_id.get(submission.get("answer", 0))
+        if submission["status"] != "done" or answer is None or answer["kind"] != "pi.assistant":
+            return f"{submission.get('request_id')} is {submission['status']} with answer {submission.get('answer')}"
+    return None
+
+
+def _nothing_left(tasks: list[Row]) -> str | None:
+    left = [
+        f"{task['kind']} {task['id']} {task['state']['type']}" for task in tasks if task["state"]["type"] != "terminal"
+    ]
+    return ", ".join(left) or None
+
+
+def _well_formed(entries: list[Row]) -> str | None:
+    """In the transcript a provider would be sent: calls, then a result for each and no other, then something else."""
+    open_calls: Counter[str] = Counter()
+    for entry in entries:
+        for message in entry.get("messages", []):
+            role = message["role"]
+            if role == "tool":
+                if not open_calls[message["call_id"]]:
+                    return f"entry {entry['id']} is a result of a call that is not open: {message['call_id']}"
+                open_calls[message["call_id"]] -= 1
+            elif role in ("user", "assistant") and +open_calls:
+                return f"entry {entry['id']} comes before the results of {sorted(+open_calls)}"
+            elif role == "assistant" and message["stop_reason"] not in ("aborted", "error"):
+                open_calls.update(part["id"] for part in message["content"] if part["type"] == "tool_call")
+    return f"calls without a result: {sorted(+open_calls)}" if +open_calls else None
+
+
+def _ordered_once(folder: Path) -> str | None:
+    book = folder / SUPPLIER / ORDERS
+    ordered = orders_in(book.read_text()) if book.exists() else []
+    return None if ordered == list(TO_ORDER) else f"the supplier's book says {ordered}"
+
+
+def _project(folder: Path) -> str | None:
+    project = folder / "project"
+    wanted = {
+        **FILES,
+        "stock.py": FILES["stock.py"].replace("have - want", FIXED, 1),
+        "REPORT.md": REPORT,
+    }
+    found = {str(path.relative_to(project)): path.read_text() for path in sorted(project.rglob("*")) if path.is_file()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            return f"{name} is not as it must be"
+    return None
+
+
+def _tests_pass(folder: Path) -> str | None:
+    command = [sys.executable, "-B", "-m", "unittest", "-q"]
+    done = subprocess.run(command, cwd=folder / "project", capture_output=True, check=False, timeout=60)
+    return None if done.returncode == 0 else f"exit code {done.returncode}"

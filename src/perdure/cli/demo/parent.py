@@ -1,0 +1,244 @@
+"""The demo's parent: starts the agent, kills it with SIGKILL where the seed says, starts it again, tells the story."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from perdure.cli.demo.judge import judge
+from perdure.cli.demo.project import FILES, JOBS, SUPPLIER
+
+POINTS: dict[str, tuple[int, str]] = {
+    "admission": (3, "while a job is being admitted, before it is on disk"),
+    "streaming": (3, "while an answer streams"),
+    "before_tool": (3, "after a call's intent is stored, before the tool runs"),
+    "in_safe_tool": (1, "inside a safe tool, its file written, its result not stored"),
+    "in_command": (2, "inside an unsafe tool: the command has run, its result is not stored"),
+    "in_order": (2, "inside an unsafe tool: the order is out, its result is not stored"),
+    "after_tool": (3, "right after a tool's result is stored"),
+    "in_sleep": (0, "while the run sleeps before it tries the model again"),
+    "recovery": (4, "during recovery, before anything has resumed"),
+}
+"""Where it is killed, once each; at which occurrence, at most, the seed may choose (0 is the first)."""
+
+MAX_STARTS = len(POINTS) + 3
+SILENCE_S = 60.0
+"""An agent that says nothing for so long is stuck, and the demo has failed."""
+
+Event = dict[str, Any]
+"""One line of the agent, as JSON."""
+
+
+class DemoFailed(Exception):
+    """The demo itself could not go on; the message says why."""
+
+
+class Agent:
+    """One life of the agent's process."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._errors = (folder / "agent.err").open("a+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "perdure.cli.demo.agent", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+        )
+        self._buffer = b""
+
+    def next(self) -> Event | None:
+        """Its next line; None once it has ended."""
+        assert self.process.stdout is not None, "it was started with a pipe"
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], SILENCE_S)
+            if not ready:
+                self.kill()
+                raise DemoFailed(f"the agent said nothing for {SILENCE_S:.0f} s")
+            read = os.read(self.process.stdout.fileno(), 65536)
+            if not read:
+                return None
+            self._buffer += read
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def go(self) -> None:
+        """Let it go on from where it stands."""
+        assert self.process.stdin is not None, "it was started with a pipe"
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self.process.wait(timeout=SILENCE_S)
+
+    def close(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout, self._errors):
+            if pipe is not None:
+                pipe.close()
+
+
+class Story:
+    """What the demo says."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.console = Console(no_color=plain or None, highlight=False, soft_wrap=True)
+        self._started = time.monotonic()
+
+    def say(self, text: str, style: str = "", mark: str = " ") -> None:
+        stamp = f"{time.monotonic() - self._started:5.1f}s "
+        self.console.print(Text.assemble((stamp, "dim"), (f"{mark} ", style), (text, style)))
+
+    def event(self, event: Event) -> None:
+        if "found" in event:
+            self._found(event["found"], event["commits"])
+        elif "result" in event:
+            code = event["code"]
+            if code == "interrupted":
+                self.say(f"{event['result']}: interrupted; not run again by itself, the model is told", "yellow", "!")
+            else:
+                self.say(f"{event['result']}: {code or 'done'}", "dim", "·")
+        elif event.get("stop") == "aborted":
+            self.say(
+                f"the broken-off answer ({len(event['answer'])} characters) is kept as aborted; asked again", "yellow"
+            )
+        elif "answered" in event:
+            self.say(f"{event['job']}: {event['answered']}", "green", "✓")
+        elif "report" in event:
+            self.say(f"report: {event['report']}: {event['message']}", "yellow")
+
+    def _found(self, tasks: list[Event], commits: int) -> None:
+        if not commits:
+            self.say("a new store")
+            return
+        live = ", ".join(f"{task['kind']} {task['status']}" for task in tasks)
+        self.say(f"opens the store at commit {commits}, finds: {live or 'nothing in progress'}", "cyan", "↻")
+
+
+def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None = None) -> int:
+    """Run it. The exit code: 0 if everything was as it must be."""
+    seed = secrets.randbelow(10_000) if seed is None else seed
+    story = Story(plain=plain)
+    story.console.print(f"perdure demo, seed {seed} (repeat it with: perdure demo --seed {seed})", style="bold")
+    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-")) if keep is None else keep
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True)
+        _lay_out(folder)
+        kills = _live_through(folder, _plan(seed), story)
+        return _verdict(folder, kills, story)
+    except (DemoFailed, FileExistsError) as error:
+        story.say(f"the demo failed: {error}", "bold red", "✗")
+        _show_errors(folder, story)
+        return 1
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plan(seed: int) -> dict[str, int]:
+    """Point -> how many occurrences to let pass before the kill."""
+    chance = random.Random(seed)
+    return {point: chance.randint(0, latest) for point, (latest, _) in POINTS.items()}
+
+
+def _lay_out(folder: Path) -> None:
+    project = folder / "project"
+    project.mkdir()
+    (folder / SUPPLIER).mkdir()
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+
+
+def _live_through(folder: Path, plan: dict[str, int], story: Story) -> int:
+    """Start the agent until it finishes; how often it was killed."""
+    kills = 0
+    for start in range(1, MAX_STARTS + 1):
+        story.say(f"start {start}: a new process", "bold", "▶")
+        agent = Agent(folder)
+        try:
+            if _live(agent, plan, story):
+                code = agent.end()
+                if code:
+                    raise DemoFailed(f"the agent ended with exit code {code}")
+                if plan:
+                    raise DemoFailed(f"it was never killed at: {', '.join(plan)}")
+                return kills
+            kills += 1
+        finally:
+            agent.close()
+    raise DemoFailed(f"it did not finish in {MAX_STARTS} starts")
+
+
+def _live(agent: Agent, plan: dict[str, int], story: Story) -> bool:
+    """Follow one life. True: it finished; False: it was killed."""
+    finished = False
+    while True:
+        event = agent.next()
+        if event is None:
+            if not finished and agent.end() == 0:
+                raise DemoFailed("the agent ended without finishing")
+            return True
+        if "finished" in event:
+            finished = True
+        point = event.get("point")
+        if point is None:
+            story.event(event)
+        elif point in plan and plan[point] == 0:
+            del plan[point]
+            where = POINTS[point][1]
+            agent.kill()
+            story.say(f"SIGKILL {where}{_detail(event)}", "bold red", "✗")
+            return False
+        else:
+            if point in plan:
+                plan[point] -= 1
+            agent.go()
+
+
+def _detail(event: Event) -> str:
+    detail = event.get("job") or event.get("tool") or event.get("path")
+    return f" ({detail})" if detail else ""
+
+
+def _verdict(folder: Path, kills: int, story: Story) -> int:
+    story.say(f"{kills} kills. Now count, from the files alone:", "bold")
+    wrong = 0
+    for what, problem in judge(folder):
+        if problem is None:
+            story.say(what, "green", "✓")
+        else:
+            wrong += 1
+            story.say(f"NOT TRUE: {what}: {problem}", "bold red", "✗")
+    if wrong:
+        story.say(f"{wrong} checks failed", "bold red")
+        return 1
+    story.say(f"{len(JOBS)} jobs, {kills} kills, nothing lost, nothing done twice.", "bold green")
+    return 0
+
+
+def _show_errors(folder: Path, story: Story) -> None:
+    errors = folder / "agent.err"
+    if errors.exists():
+        for line in errors.read_text(errors="replace").splitlines()[-20:]:
+            story.say(line, "dim")
