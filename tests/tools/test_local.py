@@ -445,9 +445,9 @@ def other_host(work: Path) -> Iterator[subprocess.Popen[str]]:
             yield host
         finally:
             host.kill()
-            for pid in pids(work).values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            host.wait()
+            for process in processes.orphans(LocalEnvironment(work)._id):
+                processes.send(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("first", ["exec", "write"])

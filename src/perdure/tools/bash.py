@@ -6,11 +6,10 @@ command that already ran.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perdure.harness.environment import ExecResult, ExecutionEnvironment
+from perdure.harness.environment import CommandNotStarted, ExecResult, ExecutionEnvironment
 from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES, OutputWindow, Window
 from perdure.kernel.json import JsonValue
 
@@ -34,24 +33,23 @@ async def bash(
     command: str,
     *,
     timeout_s: float | None = None,
-    on_text: Callable[[str], None] | None = None,
+    on_output: Callable[[bytes], None] | None = None,
 ) -> CommandAnswer:
-    """Run it and show the end of its output. ``on_text`` gets the output as it comes, decoded.
+    """Run it and show the end of its output. ``on_output`` gets the output as it comes.
 
-    Raises ValueError for a time-out that is none, and what the environment's ``exec`` raises.
+    Raises what the environment's ``exec`` raises; CommandNotStarted also for a time-out that is none.
     """
     seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise ValueError(f"a time-out is more than 0 and at most {MAX_TIMEOUT_S} seconds, not {seconds:g}")
+        raise CommandNotStarted(f"a time-out is more than 0 and at most {MAX_TIMEOUT_S} seconds, not {seconds:g}")
     window = OutputWindow(
         limit_bytes=DEFAULT_LIMIT_BYTES - NOTES_BYTES, limit_lines=DEFAULT_LIMIT_LINES - NOTES_LINES, keep="tail"
     )
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(chunk: bytes) -> None:
         window.feed(chunk)
-        if on_text is not None and (text := decoder.decode(chunk)):
-            on_text(text)
+        if on_output is not None:
+            on_output(chunk)
 
     result = await environment.exec(command, timeout_ms=max(1, round(seconds * 1000)), on_output=take)
     shown = window.window()

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -22,7 +23,14 @@ _MAX_PLACES = 100
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace one text by another."""
+    """Replace one text by another.
+
+    Args:
+        old_text: The text to replace, exactly as it stands in the file. It must occur there once.
+        new_text: What to put in its place.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     old_text: str
     new_text: str

@@ -1,0 +1,268 @@
+"""The logic of read, write, edit and bash (rule 3.4): windows, notes, safe reruns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perdure.harness.environment import CommandNotStarted, FileChanged, FileError, FileMissing, NotAFile
+from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES
+from perdure.tools import files
+from perdure.tools.bash import bash
+from perdure.tools.edits import Edit
+from perdure.tools.local import LocalEnvironment
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> LocalEnvironment:
+    (tmp_path / "work").mkdir()
+    return LocalEnvironment(tmp_path / "work", output_dir=tmp_path / "outputs")
+
+
+# --- read ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_small_file_is_read_whole(env: LocalEnvironment) -> None:
+    await env.write_file("f", b"one\ntwo")
+    answer = await files.read(env, "f")
+    assert answer.text == "one\ntwo"
+    assert answer.details == {
+        "path": "f", "first_line": 1, "last_line": 2, "total_lines": 2, "file_bytes": 7, "complete": True,
+    }  # fmt: skip
+
+
+async def test_an_empty_file_says_so(env: LocalEnvironment) -> None:
+    await env.write_file("f", b"")
+    assert (await files.read(env, "f")).text == "[The file is empty.]"
+
+
+async def test_reading_on_from_note_to_note_gives_the_whole_file(env: LocalEnvironment) -> None:
+    lines = [f"{number} {'x' * (number % 90)}" for number in range(1, 9001)]
+    await env.write_file("f", "\n".join(lines).encode())
+    seen: list[str] = []
+    offset: int | None = None
+    for _ in range(50):
+        answer = await files.read(env, "f", offset=offset)
+        assert len(answer.text.encode()) <= DEFAULT_LIMIT_BYTES
+        assert answer.text.count("\n") < DEFAULT_LIMIT_LINES
+        shown = answer.text.split("\n")
+        last = answer.details["last_line"]
+        if last == len(lines):
+            seen += shown
+            break
+        assert (
+            shown[-1] == f"[Lines {offset or 1}-{last} of {len(lines)}. Read on with offset={len(seen) + len(shown)}.]"
+        )
+        seen += shown[:-1]
+        offset = len(seen) + 1
+    assert seen == lines
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(st.lists(st.sampled_from(["", "a", "bcd", "\u00e9" * 3]), max_size=12), st.integers(1, 14), st.integers(1, 5))
+def test_a_range_is_the_lines_it_names(env: LocalEnvironment, lines: list[str], offset: int, limit: int) -> None:
+    import asyncio
+
+    text = "\n".join(lines)
+    expected = text.split("\n")
+    if expected[-1] == "":
+        expected.pop()
+
+    async def check() -> None:
+        await env.write_file("f", text.encode())
+        if offset > max(1, len(expected)):
+            with pytest.raises(FileError, match=f"has {len(expected)} lines; there is no line {offset}"):
+                await files.read(env, "f", offset=offset, limit=limit)
+            return
+        answer = await files.read(env, "f", offset=offset, limit=limit)
+        part = expected[offset - 1 : offset - 1 + limit]
+        whole = "\n".join(part) + ("\n" if offset - 1 + limit < len(expected) or text.endswith("\n") else "")
+        assert answer.text.startswith(whole if part else "[The file is empty.]")
+        assert (answer.details["last_line"], answer.details["total_lines"]) == (offset - 1 + len(part), len(expected))
+
+    asyncio.run(check())
+
+
+async def test_lines_beyond_a_chunk_are_found(env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_CHUNK", 7)
+    await env.write_file("f", "".join(f"line {number}\n" for number in range(1, 31)).encode())
+    answer = await files.read(env, "f", offset=20, limit=2)
+    assert answer.text == "line 20\nline 21\n[Lines 20-21 of 30. Read on with offset=22.]"
+
+
+async def test_a_line_too_long_is_cut_and_said_so(env: LocalEnvironment) -> None:
+    await env.write_file("f", b"short\n" + "\u00e9".encode() * 40_000 + b"\nend\n")
+    answer = await files.read(env, "f", offset=2)
+    shown, *notes = answer.text.split("\n")
+    assert set(shown) == {"\u00e9"}
+    assert notes == [
+        "[Line 2 is too long to be shown whole; this is its beginning.]",
+        "[Lines 2-2 of 3. Read on with offset=3.]",
+    ]
+    assert len(answer.text.encode()) <= DEFAULT_LIMIT_BYTES
+
+
+async def test_a_huge_file_is_not_read_to_its_end(env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_COUNT_LINES", 300_000)
+    await env.write_file("f", b"0123456789\n" * 100_000)
+    read: list[int] = []
+    real = env.read_file
+
+    async def counting(path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        data = await real(path, offset=offset, length=length)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(env, "read_file", counting)
+    answer = await files.read(env, "f")
+    assert sum(read) < 600_000
+    assert answer.details["total_lines"] is None
+    assert answer.text.endswith("\n[Lines 1-1999; the file has 1100000 bytes. Read on with offset=2000.]")
+
+
+async def test_what_is_no_text_file_is_refused(env: LocalEnvironment) -> None:
+    await env.write_file("binary", b"\x7fELF\0\0")
+    await env.write_file("dir/f", b"")
+    with pytest.raises(NotAFile, match="binary data"):
+        await files.read(env, "binary")
+    with pytest.raises(NotAFile, match="is a directory"):
+        await files.read(env, "dir")
+    with pytest.raises(FileMissing, match="does not exist"):
+        await files.read(env, "none")
+    with pytest.raises(FileError, match="begin at 1"):
+        await files.read(env, "dir/f", offset=0)
+
+
+async def test_text_that_is_not_utf_8_is_shown_as_it_can_be(env: LocalEnvironment) -> None:
+    await env.write_file("f", b"caf\xe9\n")
+    assert (await files.read(env, "f")).text == "caf\ufffd\n"
+
+
+# --- write -----------------------------------------------------------------------------------------------------
+
+
+async def test_writing_tells_what_it_did_and_may_be_done_again(env: LocalEnvironment) -> None:
+    answer = await files.write(env, "a/f", "h\u00e9\n")
+    assert (answer.text, answer.details) == ("Created a/f (4 bytes).", {"path": "a/f", "bytes": 4, "created": True})
+    assert (await files.write(env, "a/f", "h\u00e9\n")).text == "Replaced a/f (4 bytes)."
+    assert await env.read_file("a/f") == b"h\xc3\xa9\n"
+    with pytest.raises(FileError, match="lone surrogate"):
+        await files.write(env, "a/f", "\ud800")
+
+
+# --- edit ------------------------------------------------------------------------------------------------------
+
+EDITS = [Edit("two", "2"), Edit("four\n", "")]
+BEFORE, AFTER = b"one\ntwo\nthree\nfour\n", b"one\n2\nthree\n"
+
+
+async def test_an_edit_run_again_after_any_crash_gives_the_same(env: LocalEnvironment) -> None:
+    await env.write_file("f", BEFORE, mode=0o755)
+    intent = await files.plan_edit(env, "f", EDITS)
+    first = await files.edit(env, "f", EDITS, intent)
+    assert await env.read_file("f") == AFTER
+    again = await files.edit(env, "f", EDITS, intent)
+    assert again == first
+    assert await env.read_file("f") == AFTER
+    assert first.text == "Edited f: 2 replacements, the first at line 2."
+    assert first.details["diff"] == "@@ -1,4 +1,3 @@\n one\n-two\n+2\n three\n-four\n"
+    info = await env.stat("f")
+    assert info is not None
+    assert info.mode == 0o755
+
+
+async def test_an_edit_of_a_file_that_changed_meanwhile_is_refused(env: LocalEnvironment) -> None:
+    await env.write_file("f", BEFORE)
+    intent = await files.plan_edit(env, "f", EDITS)
+    await env.write_file("f", BEFORE + b"five\n")
+    with pytest.raises(FileChanged, match="read it again"):
+        await files.edit(env, "f", EDITS, intent)
+    assert await env.read_file("f") == BEFORE + b"five\n"
+
+
+async def test_a_change_between_reading_and_replacing_is_seen(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await env.write_file("f", BEFORE)
+    intent = await files.plan_edit(env, "f", EDITS)
+    real = env.write_file
+
+    async def late(path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
+        await real(path, b"other")
+        await real(path, data, mode=mode, expect=expect)
+
+    monkeypatch.setattr(env, "write_file", late)
+    with pytest.raises(FileChanged):
+        await files.edit(env, "f", EDITS, intent)
+    assert await env.read_file("f") == b"other"
+
+
+async def test_a_file_too_large_to_edit_is_refused(env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_EDIT", 5)
+    await env.write_file("f", BEFORE)
+    with pytest.raises(FileError, match="more than the 5"):
+        await files.plan_edit(env, "f", EDITS)
+
+
+# --- bash ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "failed"),
+    [
+        ("echo hi", "hi\n", False),
+        ("true", "[No output.]", False),
+        ("printf out; exit 3", "out\n[Exit code 3.]", True),
+        ("exit 3", "[Exit code 3.]", True),
+        ("kill -9 $$", "[Ended by signal 9.]", True),
+        (r"printf 'a\377\303'", "a\ufffd\ufffd", False),
+    ],
+)
+async def test_how_a_command_ended_is_in_its_answer(
+    env: LocalEnvironment, command: str, text: str, failed: bool
+) -> None:
+    answer = await bash(env, command)
+    assert (answer.text, answer.failed) == (text, failed)
+
+
+async def test_a_time_out_is_told_with_the_output_so_far(env: LocalEnvironment) -> None:
+    answer = await bash(env, "echo begun; sleep 600", timeout_s=0.5)
+    assert answer.text == "begun\n[Timed out after 0.5 seconds; the command was stopped.]"
+    assert answer.failed
+    assert answer.details["timed_out"] is True
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), 1e9])
+async def test_a_time_out_that_is_none_runs_nothing(env: LocalEnvironment, timeout_s: float) -> None:
+    with pytest.raises(CommandNotStarted, match="time-out"):
+        await bash(env, "touch ran", timeout_s=timeout_s)
+    assert await env.stat("ran") is None
+
+
+async def test_a_large_output_shows_its_end_and_names_the_rest(env: LocalEnvironment) -> None:
+    chunks: list[bytes] = []
+    answer = await bash(env, "seq 1 50000; exit 1", on_output=chunks.append)
+    complete = "".join(f"{number}\n" for number in range(1, 50001))
+    assert b"".join(chunks).decode() == complete
+    *shown, note, code = answer.text.split("\n")
+    assert shown == [str(number) for number in range(48005, 50001)]
+    path = answer.details["output_path"]
+    dropped = len(complete) - len("\n".join(shown)) - 1
+    assert note == (
+        f"[Output too large: the last 1996 of 50000 lines are shown, {dropped} bytes before that are not. "
+        f"The complete output is in {path}.]"
+    )
+    assert code == "[Exit code 1.]"
+    assert (answer.details["dropped_lines"], answer.details["dropped_bytes"]) == (48004, dropped)
+    assert (await files.read(env, str(path), offset=48004, limit=1)).text.startswith("48004\n")
+    assert len(answer.text.encode()) <= DEFAULT_LIMIT_BYTES
+
+
+async def test_one_line_too_long_shows_its_end(env: LocalEnvironment) -> None:
+    answer = await bash(env, "head -c 100000 /dev/zero | tr '\\0' x; printf end")
+    assert answer.text.startswith("x" * 1000)
+    assert "xend\n[Output too large: the end of the last line of 1 is shown, " in answer.text
+    assert len(answer.text.encode()) <= DEFAULT_LIMIT_BYTES
