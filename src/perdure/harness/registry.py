@@ -1,0 +1,217 @@
+"""Extensions and the one registry of them, changeable while the harness runs (rules H119 to H121).
+
+A conversation selects by name, in ``pi.agent``. A name that is not installed is skipped until it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TypeAlias
+
+from perdure.harness.documents import Agent
+from perdure.harness.handle import ToolCall
+from perdure.harness.hooks import Hook, Installed
+from perdure.harness.tool import AnyTool, ToolDefinition
+from perdure.kernel.errors import PerdureError
+from perdure.kernel.records import ConversationRecord
+from perdure.kernel.transaction import Transaction
+from perdure.tasks.registry import AnyTask, TaskRegistry
+
+MAX_SELECTIONS = 1000
+"""Different selections that are remembered until the next change."""
+
+Setup: TypeAlias = Callable[[Transaction, ConversationRecord], Awaitable[None]]
+"""Stages what a new conversation shall have from the start, in the commit that creates it."""
+
+Wrapper: TypeAlias = Callable[[ToolCall, Callable[[], Awaitable[object]]], Awaitable[object]]
+"""Runs around a tool: ``async def around(call, run): ... return await run()``. What it returns is the tool's value."""
+
+
+class ExtensionConflict(PerdureError, ValueError):
+    """An extension cannot be installed beside what is there; the message names both. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationInfo:
+    """What a prompt section may depend on."""
+
+    id: int
+    agent: Agent
+    tools: Sequence[AnyTool]
+    """Those offered to the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSection:
+    """A part of what the model is told first. Its text should change seldom: each change is told anew."""
+
+    name: str
+    text: str | Callable[[ConversationInfo], str]
+
+    def render(self, info: ConversationInfo) -> str:
+        return self.text if isinstance(self.text, str) else self.text(info)
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What belongs together, under a name. Raises TypeError or ValueError for what cannot be."""
+
+    name: str
+    _: KW_ONLY
+    tools: Sequence[AnyTool] = ()
+    sections: Sequence[PromptSection] = ()
+    hooks: Sequence[Hook] = ()
+    wrappers: Sequence[Wrapper] = ()
+    setup: Setup | None = None
+    tasks: Sequence[AnyTask | type[AnyTask]] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("an extension needs a name")
+        for tool in self.tools:
+            if not isinstance(tool, ToolDefinition):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+                raise TypeError(f"extension {self.name!r}: {tool!r} is no tool; decorate the function with @tool")
+        for what, names in _named(self):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"extension {self.name!r} has two {what}s named {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """What one selection of names comes to, as installed now."""
+
+    extensions: tuple[Extension, ...]
+    tools: dict[str, AnyTool]
+    sections: tuple[PromptSection, ...]
+    hooks: tuple[Installed, ...]
+    wrappers: tuple[Wrapper, ...]
+
+
+class Registry:
+    """The extensions at hand. A change counts from the next request and the next call on."""
+
+    def __init__(self, tasks: TaskRegistry | None = None) -> None:
+        self._tasks = tasks if tasks is not None else TaskRegistry()
+        self._extensions: dict[str, Extension] = {}
+        self._host_hooks: tuple[Installed, ...] = ()
+        self._selections: dict[tuple[tuple[str, ...] | None, tuple[str, ...] | None], _Selection] = {}
+        self._observers: list[Callable[[], None]] = []
+
+    # --- changing it -------------------------------------------------------------------------------------------
+
+    def install(self, *extensions: Extension) -> None:
+        """Add extensions, all or none. Raises ExtensionConflict."""
+        proposed = dict(self._extensions)
+        for extension in extensions:
+            if extension.name in proposed:
+                raise ExtensionConflict(
+                    f"an extension named {extension.name!r} is installed; replace() puts another in its place"
+                )
+            proposed[extension.name] = extension
+        self._apply(proposed, extensions)
+
+    def replace(self, extension: Extension) -> None:
+        """Put an extension in the place of the one of its name, or add it. Raises ExtensionConflict."""
+        self._apply({**self._extensions, extension.name: extension}, (extension,))
+
+    def remove(self, name: str) -> None:
+        """Take an extension out; nothing happens if there is none. Calls of its tools that run go on."""
+        if name in self._extensions:
+            self._apply({other: kept for other, kept in self._extensions.items() if other != name}, ())
+
+    def add_hook(self, hook: Hook) -> Callable[[], None]:
+        """A hook of the host's own, for every conversation in its scope whatever that selects; returns what
+        removes it."""
+        installed = Installed(None, hook)
+        self._host_hooks = (*self._host_hooks, installed)
+        self._selections.clear()
+
+        def remove() -> None:
+            self._host_hooks = tuple(other for other in self._host_hooks if other is not installed)
+            self._selections.clear()
+
+        return remove
+
+    def on_change(self, observer: Callable[[], None]) -> None:
+        """Call this after each change of the extensions."""
+        self._observers.append(observer)
+
+    def _apply(self, proposed: dict[str, Extension], new: Sequence[Extension]) -> None:
+        owners: dict[tuple[str, str], str] = {}
+        for extension in proposed.values():
+            for what, names in _named(extension):
+                for name in names:
+                    other = owners.setdefault((what, name), extension.name)
+                    if other != extension.name:
+                        raise ExtensionConflict(
+                            f"extensions {other!r} and {extension.name!r} both have a {what} named {name!r}; rename one"
+                        )
+        self._tasks.install(*(task for extension in new for task in extension.tasks))
+        for extension in self._extensions.values():
+            for task in extension.tasks:
+                if ("task", task.kind) not in owners:
+                    self._tasks.remove(task.kind)
+        self._extensions = proposed
+        self._selections.clear()
+        for observer in self._observers:
+            observer()
+
+    # --- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        return tuple(self._extensions.values())
+
+    def offered(self, agent: Agent) -> list[AnyTool]:
+        """The tools a conversation with these settings has, in the order of installation."""
+        return list(self._select(agent).tools.values())
+
+    def find_tool(self, agent: Agent, name: str) -> AnyTool | None:
+        """The tool of that name, if the conversation has it."""
+        return self._select(agent).tools.get(name)
+
+    def sections(self, agent: Agent) -> list[PromptSection]:
+        return list(self._select(agent).sections)
+
+    def hooks(self, agent: Agent) -> Sequence[Installed]:
+        """The host's own hooks, then those of the conversation's extensions. Their scopes are still to be asked."""
+        return self._select(agent).hooks
+
+    def wrappers(self, agent: Agent) -> Sequence[Wrapper]:
+        """Outermost first."""
+        return self._select(agent).wrappers
+
+    def setups(self, agent: Agent) -> list[Setup]:
+        return [extension.setup for extension in self._select(agent).extensions if extension.setup is not None]
+
+    def _select(self, agent: Agent) -> _Selection:
+        extensions = None if agent.extensions is None else tuple(agent.extensions)
+        tools = None if agent.tools is None else tuple(agent.tools)
+        selection = self._selections.get((extensions, tools))
+        if selection is None:
+            if len(self._selections) >= MAX_SELECTIONS:
+                self._selections.clear()
+            selection = self._selections[extensions, tools] = self._make(extensions, tools)
+        return selection
+
+    def _make(self, extensions: tuple[str, ...] | None, tools: tuple[str, ...] | None) -> _Selection:
+        chosen = tuple(e for e in self._extensions.values() if extensions is None or e.name in extensions)
+        return _Selection(
+            extensions=chosen,
+            tools={t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools},
+            sections=tuple(section for extension in chosen for section in extension.sections),
+            hooks=(
+                *self._host_hooks,
+                *(Installed(extension.name, hook) for extension in chosen for hook in extension.hooks),
+            ),
+            wrappers=tuple(wrapper for extension in chosen for wrapper in extension.wrappers),
+        )
+
+
+def _named(extension: Extension) -> Iterator[tuple[str, list[str]]]:
+    """What an extension has that no other may have under the same name."""
+    yield "tool", [tool.name for tool in extension.tools]
+    yield "section", [section.name for section in extension.sections]
+    yield "task", [task.kind for task in extension.tasks]

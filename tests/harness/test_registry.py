@@ -1,0 +1,138 @@
+"""Extensions and their registry (rules H119 to H121)."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.harness.documents import Agent
+from perdure.harness.hooks import Block, HookCall, after_tool, before_tool
+from perdure.harness.registry import ConversationInfo, Extension, ExtensionConflict, PromptSection, Registry
+from perdure.harness.tool import AnyTool, ToolResult, tool
+from perdure.tasks.definition import Next, Task
+from perdure.tasks.registry import TaskRegistry
+from perdure.tasks.run import Run
+
+
+def make(name: str) -> AnyTool:
+    @tool(name=name)
+    async def made() -> None:
+        """Made."""
+
+    return made
+
+
+class Job(Task[int, None], kind="app.job"):
+    async def start(self, run: Run[int, None, None]) -> Next[None]:
+        async with run.commit() as tx:
+            return tx.complete(None)
+
+
+A = Extension("a", tools=[make("one"), make("two")], sections=[PromptSection("rules", "Be brief.")])
+B = Extension("b", tools=[make("three")])
+
+
+def names(tools: list[AnyTool]) -> list[str]:
+    return [t.name for t in tools]
+
+
+def test_a_conversation_has_all_that_is_installed_unless_it_selects() -> None:
+    registry = Registry()
+    registry.install(A, B)
+    assert names(registry.offered(Agent())) == ["one", "two", "three"]
+    assert names(registry.offered(Agent(extensions=["b"]))) == ["three"]
+    assert names(registry.offered(Agent(tools=["two", "three"]))) == ["two", "three"]
+    assert names(registry.offered(Agent(extensions=["a"], tools=["three", "one"]))) == ["one"]
+    assert names(registry.offered(Agent(extensions=[]))) == []
+    assert registry.find_tool(Agent(), "three") is B.tools[0]
+    assert registry.find_tool(Agent(extensions=["a"]), "three") is None
+
+
+def test_a_missing_name_is_skipped_until_it_is_installed() -> None:
+    registry = Registry()
+    registry.install(A)
+    agent = Agent(extensions=["a", "later"], tools=["one", "new"])
+    assert names(registry.offered(agent)) == ["one"]
+    registry.install(Extension("later", tools=[make("new")]))
+    assert names(registry.offered(agent)) == ["one", "new"]
+
+
+def test_extensions_are_replaced_and_removed_while_running() -> None:
+    registry = Registry()
+    changes: list[int] = []
+    registry.on_change(lambda: changes.append(len(registry.extensions)))
+    registry.install(A, B)
+    registry.replace(Extension("a", tools=[make("four")]))
+    assert names(registry.offered(Agent())) == ["four", "three"]
+    registry.remove("b")
+    registry.remove("never was")
+    assert names(registry.offered(Agent())) == ["four"]
+    assert changes == [2, 2, 1]
+
+
+def test_a_clash_of_names_names_both_and_changes_nothing() -> None:
+    registry = Registry()
+    registry.install(A)
+    with pytest.raises(ExtensionConflict, match="extensions 'a' and 'c' both have a tool named 'two'"):
+        registry.install(B, Extension("c", tools=[make("two")]))
+    with pytest.raises(ExtensionConflict, match="both have a section named 'rules'"):
+        registry.install(Extension("c", sections=[PromptSection("rules", "")]))
+    with pytest.raises(ExtensionConflict, match="an extension named 'a' is installed"):
+        registry.install(Extension("a"))
+    assert [extension.name for extension in registry.extensions] == ["a"]
+
+
+def test_an_extension_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="has two tools named 'x'"):
+        Extension("c", tools=[make("x"), make("x")])
+    with pytest.raises(ValueError, match="needs a name"):
+        Extension("")
+    with pytest.raises(TypeError, match="is no tool"):
+        Extension("c", tools=[make])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        Extension("c", tool=[])  # pyright: ignore[reportCallIssue]
+
+
+def test_tasks_come_and_go_with_their_extension() -> None:
+    tasks = TaskRegistry()
+    registry = Registry(tasks)
+    registry.install(Extension("jobs", tasks=[Job]))
+    assert tasks.find("app.job") is not None
+    with pytest.raises(ExtensionConflict, match=r"both have a task named 'app\.job'"):
+        registry.install(Extension("other", tasks=[Job()]))
+    registry.replace(Extension("jobs"))
+    assert tasks.find("app.job") is None
+
+
+def test_sections_are_texts_or_made_for_the_conversation() -> None:
+    registry = Registry()
+    registry.install(A, Extension("where", sections=[PromptSection("where", lambda info: f"In {info.agent.cwd}.")]))
+    agent = Agent(cwd="/srv")
+    info = ConversationInfo(id=1, agent=agent, tools=registry.offered(agent))
+    assert [(s.name, s.render(info)) for s in registry.sections(agent)] == [
+        ("rules", "Be brief."),
+        ("where", "In /srv."),
+    ]
+    assert registry.sections(Agent(extensions=[])) == []
+
+
+def test_hooks_and_wrappers_follow_the_selection_and_the_hosts_own_do_not() -> None:
+    @before_tool
+    async def guard(call: HookCall) -> Block | None:
+        return None
+
+    @after_tool
+    async def look(call: HookCall, result: ToolResult) -> ToolResult | None:
+        return None
+
+    async def around(call: object, run: object) -> object:
+        return None
+
+    registry = Registry()
+    registry.install(Extension("watch", hooks=[look], wrappers=[around]))
+    remove = registry.add_hook(guard)
+    assert [(i.extension, i.hook) for i in registry.hooks(Agent())] == [(None, guard), ("watch", look)]
+    assert [i.hook for i in registry.hooks(Agent(extensions=[]))] == [guard]
+    assert list(registry.wrappers(Agent())) == [around]
+    assert list(registry.wrappers(Agent(extensions=[]))) == []
+    remove()
+    assert [i.hook for i in registry.hooks(Agent())] == [look]
