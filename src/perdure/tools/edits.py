@@ -23,17 +23,15 @@ _MAX_PLACES = 100
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace one text by another.
+    """Replace one text by another."""
 
-    Args:
-        old_text: The text to replace, exactly as it stands in the file. It must occur there once.
-        new_text: What to put in its place.
-    """
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    # For the tool's parameters: what is not understood is refused, the texts below are for the model.
+    __pydantic_config__: ClassVar = {"extra": "forbid", "use_attribute_docstrings": True}
 
     old_text: str
+    """The text to replace, exactly as it stands in the file. It must occur there once."""
     new_text: str
+    """What to put in its place."""
 
 
 class EditIntent(msgspec.Struct, frozen=True, kw_only=True):
