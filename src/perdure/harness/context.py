@@ -31,7 +31,7 @@ from perdure.harness.messages import (
     ToolResultMessage,
     decode_messages,
 )
-from perdure.kernel.records import EMPTY_LIST, EntryRecord
+from perdure.kernel.records import EMPTY_LIST, NULL, EntryRecord
 
 LEFT_OUT = frozenset({"error", "aborted"})
 """Stop reasons of answers that the model never sees again (rule H60)."""
@@ -165,7 +165,7 @@ class ModelContext:
         self.through = entry.id
         for edit in entry.edits:
             if edit.entry >= self.start:
-                self._edits[edit.entry] = () if edit.replace is None else self._decode(entry.id, edit.replace)
+                self._edits[edit.entry] = () if edit.replace == NULL else self._decode(entry.id, edit.replace)
         if self.marker is not None and entry.id < self.marker:
             # Before the newest head: what it keeps. A system entry is replaced by the baseline that follows the head,
             # and an older marker that points back told of what the newest one tells of.

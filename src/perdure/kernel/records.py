@@ -60,8 +60,8 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one entry does to an earlier entry's messages: leave them out, or put others in their place."""
 
     entry: int
-    replace: msgspec.Raw | None = None
-    """A JSON list of messages; None leaves the entry out."""
+    replace: msgspec.Raw = NULL
+    """A JSON list of messages; null leaves the entry out. (A Raw or None cannot be decoded.)"""
 
 
 class EntryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
