@@ -444,6 +444,8 @@ class MemoryStorage:
 
     def on_mail(self, callback: Callable[[], None]) -> None:
         self._on_mail = callback
+        if self._loop is not None and len(self._contents.mail) > len(self._contents.replies):
+            self._loop.call_soon(callback)
 
     def post(self, kind: str, body: JsonValue, *, now: int) -> int:
         """Leave a request as another process would, whether the store is open or not, and return its mail id.

@@ -1,0 +1,71 @@
+"""The stores the conformance suite runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import apsw
+
+from perdure.kernel.json import JsonValue
+from perdure.kernel.storage import MailReply, Storage
+from perdure.storage import sqlite_mailbox
+from perdure.storage.memory import MemoryStorage
+from perdure.storage.sqlite import Durability, SqliteStorage
+
+
+class MemorySubject:
+    def __init__(self, storage: MemoryStorage | None = None) -> None:
+        self._storage = MemoryStorage() if storage is None else storage
+
+    def storage(self) -> MemoryStorage:
+        return self._storage
+
+    async def crash(self) -> MemorySubject:
+        return MemorySubject(self._storage.snapshot())
+
+    async def supersede(self, epoch: int, writer: str) -> None:
+        self._storage._contents.epoch = epoch
+        self._storage._contents.writer = writer
+
+    async def post(self, kind: str, body: JsonValue, *, now: int) -> int:
+        return self._storage.post(kind, body, now=now)
+
+    async def reply(self, mail_id: int) -> MailReply | None:
+        return self._storage.reply(mail_id)
+
+
+class SqliteSubject:
+    def __init__(self, path: Path, durability: Durability = "power") -> None:
+        self.path = path
+        self._durability: Durability = durability
+
+    def storage(self) -> Storage:
+        return SqliteStorage(self.path, durability=self._durability)
+
+    async def crash(self) -> SqliteSubject:
+        crashed = self.path.with_name(f"crashed-{self.path.name}")
+        copy_files(self.path, crashed)
+        return SqliteSubject(crashed, self._durability)
+
+    async def supersede(self, epoch: int, writer: str) -> None:
+        with apsw.Connection(os.fspath(self.path)) as connection:
+            connection.execute("UPDATE meta SET epoch = ?, writer = ?", (epoch, writer))
+        connection.close()
+
+    async def post(self, kind: str, body: JsonValue, *, now: int) -> int:
+        return sqlite_mailbox.post(self.path, kind, body, now=now)
+
+    async def reply(self, mail_id: int) -> MailReply | None:
+        return sqlite_mailbox.reply(self.path, mail_id)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a store as a kill would leave it: without what only lives in memory.
+
+    By another process: one that closes a file frees its own POSIX locks on it, also those SQLite holds.
+    """
+    for suffix in ("", "-wal"):
+        if Path(f"{source}{suffix}").exists():
+            subprocess.run(["cp", f"{source}{suffix}", f"{target}{suffix}"], check=True)

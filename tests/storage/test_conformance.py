@@ -1,0 +1,26 @@
+"""Rule K188: one suite for every backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from storage_subjects import MemorySubject, SqliteSubject
+
+from perdure.testing.conformance import CHECKS, Check
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_memory(check: Check) -> None:
+    await check(MemorySubject())
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_sqlite(check: Check, tmp_path: Path) -> None:
+    await check(SqliteSubject(tmp_path / "store.db"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_sqlite_that_does_not_flush(check: Check, tmp_path: Path) -> None:
+    """K153: without flushes everything but power loss is the same."""
+    await check(SqliteSubject(tmp_path / "store.db", "process"))
