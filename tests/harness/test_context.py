@@ -335,7 +335,7 @@ def histories(draw: st.DrawFn) -> list[EntryRecord]:
             entries.append(system(id, f"s{id}"))
         elif what == "edit" and entries:
             target = draw(st.sampled_from(entries)).id
-            words = draw(st.sampled_from([None, encode_messages([UserMessage((Text(f"e{id}"),))])]))
+            words = draw(st.sampled_from([NULL, encode_messages([UserMessage((Text(f"e{id}"),))])]))
             entries.append(entry(id, "app.edit", edits=[Edit(entry=target, replace=words)]))
         elif what == "head":
             # A head never reaches back before the active range: such a write settles stale (rule H47).
