@@ -1,4 +1,4 @@
-"""The tools as they are offered and run (rule 3.4): schemas, policies, intents, what the model reads."""
+"""The tools as they are offered and run (rules H115 and H116): schemas, policies, intents, what the model reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact replacements: unique places, the diff, and doing and undoing by the intent (rule 3.4, edit)."""
+"""Exact replacements: unique places, the diff, and doing and undoing by the intent (rule H116, edit)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logic of read, write, edit and bash (rule 3.4): windows, notes, safe reruns."""
+"""The logic of read, write, edit and bash (rules H97, H115 and H116): windows, notes, safe reruns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of the local environment: stopped means gone, nothing hangs, output is exact (rules 2.5 and 3.4)."""
+"""Commands of the local environment: stopped means gone, nothing hangs, output is exact (rules T90, T91 and H115)."""
 
 from __future__ import annotations
 

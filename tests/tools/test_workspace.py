@@ -1,4 +1,4 @@
-"""Files of the local environment: no path leads out, replacing is atomic (rules 2.5 and 3.4, environments)."""
+"""Files of the local environment: no path leads out, replacing is atomic (rule H115)."""
 
 from __future__ import annotations
 
@@ -227,18 +227,22 @@ async def test_writing_through_a_link_keeps_the_link(env: LocalEnvironment, work
     assert (work / "sub/made").read_bytes() == b"made"
 
 
-@pytest.mark.parametrize("unnamed", [True, False])
+@pytest.mark.parametrize("missing", [None, "O_TMPFILE", "link"])
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 async def test_a_failed_write_leaves_the_old_content_and_nothing_else(
-    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool, step: str
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None, step: str
 ) -> None:
-    if not unnamed:
-        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    before = tree(work)
-
     def full(*args: object, **kwargs: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if missing == "O_TMPFILE":
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    elif missing == "link":
+        monkeypatch.setattr(os, "link", forbidden)
+    before = tree(work)
     with monkeypatch.context() as broken:
         broken.setattr(os, step, full)
         with pytest.raises(FileError, match="no space left"):

@@ -2,7 +2,7 @@
 
 A tool that is given an ExecutionEnvironment reads, writes and runs through it and knows nothing else of the
 place. An environment whose files must stay equal to the log brings a CallScope, which the tool pipeline asks
-at fixed places (rule 3.4). One call, in order, and what a scope does there:
+at fixed places (rule H99). One call, in order, and what a scope does there:
 
 1. the call is committed. Nothing is asked.
 2. ``enter``: outside every transaction, so that it may wait: for its turn (one open call an environment,

@@ -1,7 +1,7 @@
 """Reading, writing and editing files of any execution environment: what the tools of these names do.
 
 What cannot be done is a FileError whose words are for the model. All three may be run again after a crash:
-reading and writing give the same again, an edit looks whether it was done already.
+reading and writing give the same again, an edit looks whether it was done already (rule H116).
 """
 
 from __future__ import annotations

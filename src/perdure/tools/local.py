@@ -37,7 +37,7 @@ class LocalEnvironment:
     ``output_dir``: where outputs too large for a result are kept (files of mode 0600, the oldest reclaimed).
     ``grace_ms``: between SIGTERM and SIGKILL.
 
-    When ``exec`` returns or raises, nothing that its command started runs any more, on a normal exit, a
+    When ``exec`` returns or raises, nothing that its command started runs any more (T90), on a normal exit, a
     time-out and a cancellation alike: background processes, and those that left its session, too. How they
     are found, and which are not, is told in ``perdure.tools.processes``. What a host that was killed left
     running in this workspace is ended before the first command or change of the next.

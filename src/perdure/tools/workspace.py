@@ -258,39 +258,42 @@ def _opened(path: str, place: _Place) -> Generator[tuple[int, os.stat_result]]:
 def _write_beside(place: _Place, data: bytes, before: os.stat_result | None, mode: int | None) -> str:
     """Write and sync the data under a name of its own beside ``place``, and return that name.
 
-    Where the file system can, the file has no name until it is whole: a crash then leaves nothing behind.
+    Where the system can, the file has no name until it is whole: a crash then leaves nothing behind.
     """
     name = f".perdure-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CLOEXEC
-    unnamed = getattr(os, "O_TMPFILE", 0) if os.path.isdir("/proc/self/fd") else 0
-    file = -1
-    if unnamed:
+    if unnamed := getattr(os, "O_TMPFILE", 0):
         with contextlib.suppress(OSError):
             file = os.open(".", flags | unnamed, 0o666, dir_fd=place.directory)
-    named = file < 0
-    if named:
-        file = os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place.directory)
+            try:
+                _fill(file, data, before, mode)
+                os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=place.directory, follow_symlinks=True)
+            finally:
+                os.close(file)
+            return name
+    file = os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place.directory)
     try:
-        if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-            with contextlib.suppress(PermissionError):
-                os.fchown(file, before.st_uid, before.st_gid)
-        if mode is not None:
-            os.fchmod(file, mode)
-        elif before is not None:
-            os.fchmod(file, stat.S_IMODE(before.st_mode))
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-        if not named:
-            os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=place.directory, follow_symlinks=True)
+        _fill(file, data, before, mode)
     except BaseException:
-        if named:
-            os.unlink(name, dir_fd=place.directory)
+        os.unlink(name, dir_fd=place.directory)
         raise
     finally:
         os.close(file)
     return name
+
+
+def _fill(file: int, data: bytes, before: os.stat_result | None, mode: int | None) -> None:
+    if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(PermissionError):
+            os.fchown(file, before.st_uid, before.st_gid)
+    if mode is not None:
+        os.fchmod(file, mode)
+    elif before is not None:
+        os.fchmod(file, before.st_mode & 0o777)  # As any write: set-user-ID goes with the old content.
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    os.fsync(file)
 
 
 def _check_content(path: str, place: _Place, expect: str) -> None:
