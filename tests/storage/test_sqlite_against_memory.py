@@ -1,0 +1,240 @@
+"""SqliteStorage answers as MemoryStorage does, whatever was written and read before (rules K137 to K142, K148)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from storage_subjects import MemorySubject, SqliteSubject, copy_files
+
+from perdure.kernel.errors import InvalidRead
+from perdure.kernel.records import (
+    Aborted,
+    ConversationRecord,
+    DocumentRecord,
+    EntryRecord,
+    ForkPoint,
+    Running,
+    SubmissionRecord,
+    TaskRecord,
+    Terminal,
+    to_raw,
+)
+from perdure.kernel.storage import Batch, DocumentWrite, MailReply
+from perdure.testing.conformance import Line
+
+numbers = st.integers(0, 1 << 30)
+cut = msgspec.structs.replace
+
+
+class TwoStores(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = Path(tempfile.mkdtemp())
+        self.sqlite = SqliteSubject(self.directory / "store.db", "process")
+        self.memory = MemorySubject()
+        self.names = 0
+        self.opened = 0
+        self.conversations = [1]
+        self.entries: list[EntryRecord] = []
+        self.submissions: dict[int, SubmissionRecord] = {}
+        self.tasks: dict[int, TaskRecord] = {}
+        self.documents: dict[int, DocumentRecord] = {}
+        self.mail: list[int] = []
+        self.answered = 0
+        self._open()
+        self._commit([self.line.batch(conversations=[ConversationRecord(id=1, created_at=1)])])
+
+    def teardown(self) -> None:
+        self._close()
+        self.loop.close()
+        shutil.rmtree(self.directory)
+
+    def _run(self, awaitable: Awaitable[Any]) -> Any:
+        async def soon() -> Any:
+            async with asyncio.timeout(60):
+                return await awaitable
+
+        return self.loop.run_until_complete(soon())
+
+    def _open(self) -> None:
+        self.opened += 1
+        writer = f"writer {self.opened}"
+        self.line: Line = self._run(Line.open(self.memory, writer=writer))
+        self.other: Line = self._run(Line.open(self.sqlite, writer=writer))
+        assert self.line.info == self.other.info
+
+    def _close(self) -> None:
+        self._run(self.line.storage.close())
+        self._run(self.other.storage.close())
+
+    def _commit(self, batches: list[Batch]) -> None:
+        async def both() -> None:
+            futures = [line.storage.commit(batch) for line in (self.line, self.other) for batch in batches]
+            await asyncio.gather(*futures)
+
+        self._run(both())
+
+    def _same(self, read: str, *args: Any, **kwargs: Any) -> Any:
+        async def ask(line: Line) -> Any:
+            try:
+                return await getattr(line.storage, read)(*args, **kwargs)
+            except InvalidRead as error:
+                return str(error)
+
+        expected, found = self._run(ask(self.line)), self._run(ask(self.other))
+        assert found == expected, f"{read}{args}{kwargs}"
+        return expected
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    @rule(choices=st.lists(st.lists(st.tuples(st.integers(0, 7), numbers), max_size=6), min_size=1, max_size=4))
+    def commit(self, choices: list[list[tuple[int, int]]]) -> None:
+        """A few commits, handed over together."""
+        self._commit([self._batch(parts) for parts in choices])
+
+    def _batch(self, parts: list[tuple[int, int]]) -> Batch:
+        line = self.line
+        conversations: list[ConversationRecord] = []
+        entries: list[EntryRecord] = []
+        submissions: dict[int, SubmissionRecord] = {}
+        tasks: dict[int, TaskRecord] = {}
+        documents: dict[int, DocumentWrite] = {}
+        for what, number in parts:
+            conversation = self.conversations[number % len(self.conversations)]
+            if what == 0:
+                parent = self.entries[number % len(self.entries)] if self.entries and number % 3 else None
+                fork = None if parent is None else ForkPoint(parent.conversation_id, parent.id)
+                owner = number % 4 or None
+                conversations.append(line.conversation(parent=fork, owner=owner))
+                self.conversations.append(conversations[-1].id)
+            elif what in (1, 2):
+                entries.append(line.entry(conversation, data={"n": number}, head=number % 5 == 0))
+                self.entries.append(entries[-1])
+            elif what == 3:
+                self.names += 1
+                new = line.submission(conversation, request_id=f"request {self.names}" if number % 2 else None)
+                submissions[new.id] = self.submissions[new.id] = new
+            elif what == 4 and self.submissions:
+                old = list(self.submissions.values())[number % len(self.submissions)]
+                status = ("queued", "placed", "done", "unanswered")[number % 4]
+                submissions[old.id] = self.submissions[old.id] = cut(old, status=status)
+            elif what == 5:
+                task = line.task(conversation, kind=f"kind {number % 3}")
+                if self.tasks and number % 2:
+                    task = list(self.tasks.values())[number % len(self.tasks)]
+                state = Terminal(Aborted("no")) if number % 3 == 0 else Running(phase=f"p{number}")
+                tasks[task.id] = self.tasks[task.id] = cut(task, state=state)
+            else:
+                self._write(documents, number)
+        return line.batch(
+            conversations=conversations,
+            entries=entries,
+            submissions=list(submissions.values()),
+            tasks=list(tasks.values()),
+            documents=list(documents.values()),
+        )
+
+    def _write(self, documents: dict[int, DocumentWrite], number: int) -> None:
+        line = self.line
+        address = ("plan", 1 + number % 2, "" if number % 3 else "key")
+        alive = [d for d in self.documents.values() if d.retired_seq is None and (d.kind, d.scope_id, d.key) == address]
+        value = b"%d" % number
+        if not alive:
+            record = line.document(address[0], scope_id=address[1], key=address[2])
+            documents[record.id] = DocumentWrite(record, version=1, base=value)
+        elif alive[0].id not in documents:
+            (record,) = alive
+            kind = number % 7
+            if kind == 0:
+                record = line.retired(record)
+                documents[record.id] = DocumentWrite(record, version=1)
+            elif kind == 1:
+                documents[record.id] = DocumentWrite(record, version=2, base=value, reclaim=number % 2 == 0)
+            else:
+                documents[record.id] = DocumentWrite(record, version=2, ops=b"[%b]" % value)
+        else:
+            return
+        self.documents[record.id] = record
+
+    @rule(number=numbers)
+    def post(self, number: int) -> None:
+        ids = {self._run(s.post("signal", {"n": number}, now=number)) for s in (self.memory, self.sqlite)}
+        assert len(ids) == 1
+        self.mail.append(ids.pop())
+
+    @rule(number=numbers)
+    def answer(self, number: int) -> None:
+        if self.answered < len(self.mail):
+            reply = MailReply(self.mail[self.answered], number % 2 == 0, to_raw({"n": number}))
+            self.answered += 1
+            self._commit([self.line.batch(replies=[reply])])
+            for subject in (self.memory, self.sqlite):
+                assert self._run(subject.reply(reply.mail_id)) == reply
+
+    @rule()
+    def reopen(self) -> None:
+        self._close()
+        self._open()
+
+    @rule()
+    def crash_and_reopen(self) -> None:
+        """K130: what a kill leaves is what was acknowledged."""
+        path = self.directory / f"store-{self.opened}.db"
+        copy_files(self.sqlite.path, path)
+        self._close()
+        self.sqlite = SqliteSubject(path, "process")
+        self._open()
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @rule(number=numbers, first=numbers, last=numbers, limit=st.integers(1, 6))
+    def read_a_history(self, number: int, first: int, last: int, limit: int) -> None:
+        lineage = self._same("lineage", self.conversations[number % len(self.conversations)])
+        low, high = first % self.line.next_id, last % self.line.next_id
+        for order in ("ascending", "descending"):
+            self._same("entries", lineage, order=order)
+            self._same("entries", lineage, first=low, last=high, order=order, limit=limit)
+        self._same("head", lineage)
+        self._same("head", lineage, last=high)
+
+    @rule(number=numbers, after=numbers, limit=st.integers(1, 6), live=st.sampled_from([None, True, False]))
+    def scan(self, number: int, after: int, limit: int, live: bool | None) -> None:
+        page = {"after": after % self.line.next_id, "limit": limit}
+        conversation = self.conversations[number % len(self.conversations)] if number % 2 else None
+        kind = f"kind {number % 4}" if number % 3 else None
+        self._same("tasks", conversation_id=conversation, kind=kind, live=live, **page)
+        status = (None, "queued", "placed", "done", "unanswered")[number % 5]
+        self._same("submissions", conversation_id=conversation, status=status, **page)
+        self._same("conversations", owner=number % 4 or None, **page)
+        self._same("conversations", **page)
+        self._same("request", conversation or 1, f"request {number % (self.names + 1)}")
+
+    @rule(number=numbers)
+    def read_documents(self, number: int) -> None:
+        for at in (None, number % (self.line.seq + 1)):
+            for scope_id in (1, 2):
+                for record in self._same("documents", "conversation", scope_id, at=at):
+                    self._same("document", record.address, at=at)
+
+    @rule(number=numbers)
+    def read_mail(self, number: int) -> None:
+        self._same("mail")
+        self._same("mail", after=number % (len(self.mail) + 1), limit=1 + number % 3)
+
+    @invariant()
+    def all_is_well(self) -> None:
+        assert self._run(self.other.storage.check()) == []
+
+
+TestTwoStores = TwoStores.TestCase
+TestTwoStores.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
