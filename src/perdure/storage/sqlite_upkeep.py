@@ -22,11 +22,15 @@ _STRAY_DELTAS = f"SELECT document_id, seq FROM deltas {_STRAY}"  # noqa: S608 - 
 
 def check(link: apsw.Connection) -> list[str]:
     """What is wrong with a store, one line each, at most a hundred."""
+    found: list[str] = []
     link.execute("BEGIN")
     try:
-        found = [str(line) for (line,) in link.execute(f"PRAGMA integrity_check({_MOST_FINDINGS})") if line != "ok"]
+        pages = link.execute(f"PRAGMA integrity_check({_MOST_FINDINGS})")
+        found += [f"pages: {line}" for (line,) in pages if line != "ok"]
         if not found:  # damaged pages say nothing of what was written
             _check_records(link, found)
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        found.append(f"pages: {error}")
     finally:
         if link.in_transaction:
             link.execute("ROLLBACK")
