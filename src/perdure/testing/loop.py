@@ -77,6 +77,8 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._now = start
         self._max_steps = max_steps
         self._dead = False
+        self._held: set[asyncio.Task[Any]] = set()
+        """Tasks of a loop that stopped, so that their coroutines do not go away one by one, half cleaned up."""
 
     # --- time and order ----------------------------------------------------------------------------------------
 
@@ -87,13 +89,14 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """One callback: what run_forever repeats."""
         if self._dead or self.steps == self.kill_at_step:
-            self._dead = True
+            self.kill()
             raise Killed("the simulated process was killed")
         scheduled = self._scheduled
         while scheduled and scheduled[0].cancelled():
             heappop(scheduled)
         if not self._ready and not self._stopping:
             if not scheduled:
+                self._hold()
                 raise SimulationDeadlock(f"nothing will ever happen again; waiting:\n{self.describe_tasks()}")
             self._now = max(self._now, scheduled[0].when())
         while scheduled and scheduled[0].when() <= self._now:
@@ -103,6 +106,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         if not self._ready:
             return
         if self.steps >= self._max_steps:
+            self._hold()
             raise SimulationRunaway(f"{self.steps} steps, and no end; waiting:\n{self.describe_tasks()}")
         self.steps += 1
         handle = self._next()
@@ -165,6 +169,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def kill(self) -> None:
         """Stop after the callback that is running: run_until_complete raises Killed."""
         self._dead = True
+        self._hold()
+
+    def _hold(self) -> None:
+        self._held |= asyncio.all_tasks(self)
 
     def drop(self) -> None:
         """Let go of everything of a loop that ended or was killed, so that nothing of it runs later.
@@ -185,11 +193,12 @@ class SimulationLoop(asyncio.BaseEventLoop):
     def _close_tasks(self) -> None:
         closed: set[asyncio.Task[Any]] = set()
         for _ in range(MAX_CLOSES):
-            left = asyncio.all_tasks(self) - closed
+            left = (asyncio.all_tasks(self) | self._held) - closed
             if not left:
                 return
             for task in left:
                 closed.add(task)
+                self._held.discard(task)
                 _close(task.get_coro())
 
     @override

@@ -1,0 +1,198 @@
+"""What must hold of a store after any crash, and of one whose program has come to its end, by the records alone.
+
+Nothing here asks the code that wrote them: whatever it says of itself, these count again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import cast
+
+from perdure.harness.documents import ASSISTANT, TOOL_RESULT, AssistantData, ToolResultData
+from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
+from perdure.kernel.errors import InvalidTransition
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import EntryRecord, TaskRecord, check_submission_move
+from perdure.testing.normal import Records, is_aborted_partial
+
+GENERATION = "pi.generation"
+
+
+def after_any_crash(records: Records) -> Iterator[str]:
+    """What is wrong in a store at any moment."""
+    yield from _ids(records)
+    yield from _references(records)
+    yield from _ownership(records)
+    for conversation in records.conversations:
+        yield from _busy(records, conversation.id)
+
+
+def at_the_end(records: Records, *, may_live: frozenset[str] = frozenset()) -> Iterator[str]:
+    """What is wrong in a store whose program has done its part. ``may_live``: kinds of tasks that go on."""
+    for task in records.tasks:
+        if task.live and task.kind not in may_live:
+            yield f"{task.kind} task {task.id} is still {task.status}"
+    for submission in records.submissions:
+        if not submission.settled and not may_live:
+            yield f"submission {submission.id} ({submission.request_id}) is still {submission.status}"
+    for conversation in records.conversations:
+        own = [entry for entry in records.entries if entry.conversation_id == conversation.id]
+        yield from _transcript(own)
+        live = cast("dict[str, JsonValue]", records.document("pi.live", conversation.id) or {})
+        left = [name for name, value in live.items() if value]
+        if left and not may_live:
+            yield f"pi.live of conversation {conversation.id} still shows {', '.join(left)}"
+
+
+def between(before: Records, after: Records) -> Iterator[str]:
+    """What later work changed of what was final before it."""
+    if after.info.epoch <= before.info.epoch:
+        yield f"the store was opened again, but its epoch went from {before.info.epoch} to {after.info.epoch}"
+    if after.info.log_id != before.info.log_id:
+        yield "the log id changed"
+    if after.info.seq < before.info.seq:
+        yield f"commit {before.info.seq} was stored; now the last one is {after.info.seq}"
+    for name, old, new in (
+        ("conversation", before.conversations, after.conversations),
+        ("entry", before.entries, after.entries),
+        ("ended task", [task for task in before.tasks if not task.live], after.tasks),
+    ):
+        kept = {record.id: record for record in new}
+        for record in old:
+            if kept.get(record.id) != record:
+                yield f"{name} {record.id} changed or went away"
+    submissions = {submission.id: submission for submission in after.submissions}
+    for old_submission in before.submissions:
+        new_submission = submissions.get(old_submission.id)
+        if new_submission is None:
+            yield f"submission {old_submission.id} went away"
+        elif old_submission.settled and new_submission != old_submission:
+            yield f"submission {old_submission.id} was {old_submission.status}, and changed"
+        elif new_submission.status != old_submission.status and not new_submission.settled:
+            try:
+                check_submission_move(old_submission, new_submission)
+            except InvalidTransition as error:
+                yield str(error)
+
+
+# --- any moment ------------------------------------------------------------------------------------------------
+
+
+def _ids(records: Records) -> Iterator[str]:
+    ids = Counter(
+        record.id
+        for kind in (records.conversations, records.entries, records.submissions, records.tasks)
+        for record in kind
+    )
+    ids.update(document.record.id for document in records.documents)
+    for id, count in ids.items():
+        if count > 1:
+            yield f"id {id} is given to {count} records"
+        if id >= records.info.next_id:
+            yield f"id {id} is not below the next id, {records.info.next_id}"
+    requests = Counter((s.conversation_id, s.request_id) for s in records.submissions if s.request_id is not None)
+    for (conversation, request), count in requests.items():
+        if count > 1:
+            yield f"request id {request!r} has {count} submissions in conversation {conversation}"
+
+
+def _references(records: Records) -> Iterator[str]:
+    conversations = {record.id for record in records.conversations}
+    entries = {record.id for record in records.entries}
+    tasks = {record.id: record for record in records.tasks}
+    for conversation in records.conversations:
+        if conversation.owner is not None and conversation.owner not in tasks:
+            yield f"conversation {conversation.id} is owned by task {conversation.owner}, which is not there"
+        if conversation.parent is not None and conversation.parent.at not in entries:
+            yield f"conversation {conversation.id} was forked at entry {conversation.parent.at}, which is not there"
+    for entry in records.entries:
+        if entry.by_task is not None and entry.by_task not in tasks:
+            yield f"entry {entry.id} was written by task {entry.by_task}, which is not there"
+        if entry.head is not None and entry.head != entry.id and entry.head not in entries:
+            yield f"entry {entry.id} is a head at entry {entry.head}, which is not there"
+    for submission in records.submissions:
+        if submission.conversation_id not in conversations:
+            yield f"submission {submission.id} is of conversation {submission.conversation_id}, which is not there"
+        for id in (submission.entry, submission.answer):
+            if id is not None and id not in entries:
+                yield f"submission {submission.id} names entry {id}, which is not there"
+        if submission.status == "unanswered" and submission.reason is None:
+            yield f"submission {submission.id} is unanswered, and does not say why"
+    for task in records.tasks:
+        if task.conversation_id not in conversations:
+            yield f"task {task.id} is of conversation {task.conversation_id}, which is not there"
+        owner = None if task.owner is None else tasks.get(task.owner)
+        if task.owner is not None and (owner is None or owner.conversation_id != task.conversation_id):
+            yield f"task {task.id} is owned by task {task.owner}, which is not in its conversation"
+        if task.live != (task.ended_at is None):
+            yield f"task {task.id} is {task.status}, and its end is {task.ended_at}"
+
+
+def _ownership(records: Records) -> Iterator[str]:
+    """A task is terminal only when all ordinary work below it is (rule T54)."""
+    conversation_owner = {conversation.id: conversation.owner for conversation in records.conversations}
+    tasks = {task.id: task for task in records.tasks}
+
+    def owner_of(task: TaskRecord) -> TaskRecord | None:
+        above = task.owner if task.owner is not None else conversation_owner.get(task.conversation_id)
+        return None if above is None else tasks.get(above)
+
+    for task in records.tasks:
+        if not task.live:
+            continue
+        below, above = task, owner_of(task)
+        while above is not None and not below.background:
+            if not above.live:
+                yield f"task {above.id} ({above.kind}) is terminal, but task {task.id} below it is {task.status}"
+            below, above = above, owner_of(above)
+
+
+def _busy(records: Records, conversation: int) -> Iterator[str]:
+    """``pi.live.run`` is set exactly while a run goes on; the inbox holds exactly what is queued."""
+    live = cast("dict[str, JsonValue]", records.document("pi.live", conversation) or {})
+    run = cast("dict[str, JsonValue] | None", live.get("run"))
+    running = {t.id for t in records.tasks if t.live and t.kind == GENERATION and t.conversation_id == conversation}
+    named: set[int] = set() if run is None else {cast("int", run["task"])}
+    if named != running:
+        yield f"conversation {conversation}: live generations are {sorted(running)}, pi.live names {sorted(named)}"
+    placed = {s.id for s in records.submissions if s.conversation_id == conversation and s.status == "placed"}
+    inputs: set[int] = set() if run is None else set(cast("list[int]", run["inputs"]))
+    if placed != inputs:
+        yield f"conversation {conversation}: placed inputs are {sorted(placed)}, its run answers {sorted(inputs)}"
+    inbox = cast("dict[str, list[dict[str, JsonValue]]]", records.document("pi.inbox", conversation) or {})
+    items = [cast("int", item["id"]) for item in inbox.get("items", [])]
+    queued = sorted(s.id for s in records.submissions if s.conversation_id == conversation and s.status == "queued")
+    if items != queued:
+        yield f"conversation {conversation}: queued are {queued}, the inbox holds {items}"
+
+
+# --- the end ---------------------------------------------------------------------------------------------------
+
+
+def _transcript(entries: list[EntryRecord]) -> Iterator[str]:
+    """Each call has exactly one result, and no answer or input comes before the round is complete (rule H59)."""
+    open_calls: dict[int, str] = {}
+    results: dict[int, int] = defaultdict(int)
+    for entry in entries:
+        if entry.kind == TOOL_RESULT:
+            data = entry.data_as(ToolResultData)
+            results[data.task] += 1
+            (message,) = decode_messages(entry.raw_messages)
+            if not isinstance(message, ToolResultMessage) or message.call_id != data.call_id:
+                yield f"entry {entry.id} is no result of call {data.call_id}"
+            if open_calls.pop(data.task, None) is None:
+                yield f"entry {entry.id} is a result of task {data.task}, which was not called, or has one"
+        elif entry.kind == ASSISTANT and not is_aborted_partial(entry):
+            if open_calls:
+                yield f"entry {entry.id} answers before calls {sorted(open_calls)} have their results"
+            message = decode_messages(entry.raw_messages)[-1]
+            calls = entry.data_as(AssistantData).calls
+            if isinstance(message, AssistantMessage) and message.stop_reason != "error":
+                if len(message.tool_calls) != len(calls):
+                    yield f"entry {entry.id} calls {len(message.tool_calls)} tools by {len(calls)} tasks"
+                open_calls.update(zip(calls, (call.id for call in message.tool_calls), strict=False))
+        elif entry.kind == "pi.user" and open_calls:
+            yield f"entry {entry.id} is an input before calls {sorted(open_calls)} have their results"
+    if open_calls:
+        yield f"calls {sorted(open_calls)} have no result"

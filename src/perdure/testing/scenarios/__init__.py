@@ -1,0 +1,10 @@
+"""The shipped scenarios: each is one promise, killed wherever a commit ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure.testing.scenarios.kernel import KERNEL
+from perdure.testing.simulation import Scenario
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (*KERNEL,)}

@@ -1,0 +1,15 @@
+"""Every shipped scenario, killed at both edges of every commit, once and twice, in many orders (rules P2 to P6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from perdure.testing.scenarios import SCENARIOS
+from perdure.testing.simulation import explore
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_comes_to_the_same_end_wherever_it_is_killed_p5(name: str) -> None:
+    found = explore(SCENARIOS[name], twice=20, schedules=20, steps=20, reads=5)
+    assert not found.failures, "\n".join(map(str, found.failures[:3]))
+    assert all(found.faults[kind] for kind in ("after", "before", "fail", "unacknowledged", "step")), found.faults
