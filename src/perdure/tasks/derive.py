@@ -1,0 +1,383 @@
+"""What follows from a transaction's candidate records, derived before it is staged, in the same commit.
+
+A new task begins running while the scheduler runs (T28). New owned work needs a live, unaborted owner (T52). A decided
+outcome is held until the owned work has ended, and lets the owner above go on (T54, T55). A waiter resumes with the
+last task it waits for (T66) or with its signal (T24). Abort marks reach the owned work (T72), and so does a held
+outcome other than completed (T61).
+
+Each rule only looks at records as they are now, so that one commit may carry a whole cascade: a child ends, its owner
+becomes terminal, and the task that waited for that owner runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable
+from inspect import isawaitable
+from typing import Literal, Protocol, TypeAlias
+
+from msgspec import structs
+
+from perdure.kernel.errors import InvalidTransition
+from perdure.kernel.records import (
+    EMPTY_OBJECT,
+    Aborted,
+    Completed,
+    Completing,
+    Failed,
+    Faulted,
+    Orphaned,
+    Outcome,
+    Pending,
+    Running,
+    Sleeping,
+    TaskError,
+    TaskRecord,
+    Terminal,
+    Waiting,
+)
+from perdure.kernel.reports import Report
+from perdure.kernel.transaction import Transaction
+from perdure.tasks.blocking import Blocked
+from perdure.tasks.errors import OwnerEnded
+from perdure.tasks.ownership import WorkTree
+from perdure.tasks.registry import AnyTask
+
+Mode: TypeAlias = Literal["off", "aborting", "on"]
+"""Nothing runs; only abort handlers run (T39); everything that is due runs."""
+
+MAX_ROUNDS = 10
+"""Clean-ups may write tasks, from which more may follow; more rounds than this are a runaway."""
+
+OWNER_ABORTED = "owner aborted"
+OWNER_ENDED = "owner ended"
+SIBLING_ENDED = "sibling did not complete"
+
+
+class Host(Protocol):
+    """What the rules ask of the runtime beside the records."""
+
+    @property
+    def tree(self) -> WorkTree: ...
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def restart_limit(self) -> int: ...
+    def before(self, id: int) -> TaskRecord | None:
+        """The live task as the transactions staged earlier leave it."""
+        ...
+
+    def is_active(self, id: int) -> bool:
+        """Whether code of the task runs right now."""
+        ...
+
+    def verdict(self, record: TaskRecord) -> AnyTask | Blocked:
+        """The code that fits it, or why none does."""
+        ...
+
+    def code(self, kind: str) -> AnyTask | None: ...
+    def report(self, report: Report) -> None: ...
+
+
+# --- single records: pure ---------------------------------------------------------------------------------------
+
+
+def began(record: TaskRecord, at: int, *, fresh: bool = False) -> TaskRecord:
+    """The record running at the place it stands."""
+    state = record.state
+    assert not isinstance(state, (Completing, Terminal)), "a decided task never runs again"
+    running = Running(
+        phase=state.phase,
+        raw_checkpoint=state.raw_checkpoint,
+        on=state.on,
+        signal=state.signal,
+        timed_out=state.timed_out,
+        fresh=fresh,
+    )
+    return structs.replace(record, state=running, started_at=at if record.started_at is None else record.started_at)
+
+
+def stood_down(record: TaskRecord, *, timed_out: bool = False) -> TaskRecord:
+    """The record pending at the place it stands."""
+    state = record.state
+    assert not isinstance(state, (Completing, Terminal)), "a decided task is never pending again"
+    pending = Pending(
+        phase=state.phase,
+        raw_checkpoint=state.raw_checkpoint,
+        on=state.on,
+        signal=state.signal,
+        timed_out=timed_out or state.timed_out,
+    )
+    return structs.replace(record, state=pending)
+
+
+def mark(host: Host, record: TaskRecord, reason: str) -> TaskRecord:
+    """The record with its abort mark. A blocked task is settled orphaned (T82); marking is progress (T41)."""
+    state = record.state
+    if not isinstance(state, Completing) and not host.is_active(record.id):
+        verdict = host.verdict(record)
+        # While nothing may run, lack of code settles nothing yet; that it is parked would be forgotten.
+        if isinstance(verdict, Blocked) and (host.mode != "off" or verdict.reason == "parked"):
+            state = Completing(Orphaned(verdict.reason))
+    return structs.replace(record, abort_requested=True, abort_reason=reason, restarts=0, state=state)
+
+
+def decided(record: TaskRecord, outcome: Outcome) -> TaskRecord:
+    """The record holding its outcome."""
+    return structs.replace(record, state=Completing(outcome))
+
+
+def has_signal(record: TaskRecord, name: str) -> bool:
+    return record.raw_signals != EMPTY_OBJECT and name in record.signals
+
+
+# --- the whole of a transaction ---------------------------------------------------------------------------------
+
+
+class Derivation:
+    """Registered with the session: called with each transaction before it is staged."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def __call__(self, tx: Transaction) -> Awaitable[None] | None:
+        if not tx.changed_tasks and not tx.new_conversations:
+            return None
+        tree = self._host.tree
+        for conversation in tx.new_conversations.values():
+            tree.add_conversation(conversation.id, conversation.owner)
+            if conversation.owner is not None:
+                self._check_owner(tx, conversation.owner, f"conversation {conversation.id}", direct=True)
+        unknown = {r.conversation_id for r in tx.changed_tasks.values() if not tree.knows(r.conversation_id)}
+        if unknown:
+            return self._load_and_derive(tx, unknown)
+        cleanups = self._derive(tx)
+        return self._clean_up(tx, cleanups) if cleanups else None
+
+    async def _load_and_derive(self, tx: Transaction, conversations: set[int]) -> None:
+        for id in conversations:
+            self._host.tree.add_conversation(id, (await tx.conversation(id)).owner)
+        cleanups = self._derive(tx)
+        if cleanups:
+            await self._clean_up(tx, cleanups)
+
+    async def _clean_up(self, tx: Transaction, cleanups: list[Awaitable[None]]) -> None:
+        for _ in range(MAX_ROUNDS):
+            if not cleanups:
+                return
+            for cleanup in cleanups:
+                await cleanup
+            cleanups = self._derive(tx)
+        raise InvalidTransition("clean-ups keep ending tasks that need clean-ups")
+
+    def _derive(self, tx: Transaction) -> list[Awaitable[None]]:
+        candidate = _Candidate(self._host, tx)
+        for record in list(tx.changed_tasks.values()):
+            if self._host.before(record.id) is None and record.live:
+                self._check_place(tx, record)
+                candidate.born(record)
+            candidate.todo.append(record.id)
+        candidate.run()
+        return candidate.cleanups
+
+    def advance(self, tx: Transaction, record: TaskRecord) -> None:
+        """Inside a transaction: decide a marked task that may be due; the rest follows as it is staged."""
+        _Candidate(self._host, tx).decide(record)
+
+    # --- who may own new work ----------------------------------------------------------------------------------
+
+    def _check_place(self, tx: Transaction, record: TaskRecord) -> None:
+        what = f"task {record.id} ({record.kind})"
+        if record.owner is not None:
+            owner = self._check_owner(tx, record.owner, what, direct=True)
+            if owner.conversation_id != record.conversation_id:
+                raise OwnerEnded(
+                    f"{what} of conversation {record.conversation_id} cannot be owned by task {owner.id} of "
+                    f"conversation {owner.conversation_id}; pass owner=None, or create it in the owner's conversation"
+                )
+        else:
+            above = self._host.tree.conversation_owner(record.conversation_id)
+            if above is not None:
+                self._check_owner(tx, above, what, direct=False)
+
+    def _check_owner(self, tx: Transaction, id: int, what: str, *, direct: bool) -> TaskRecord:
+        """New owned work needs a live, unaborted owner (T52), judged before this transaction's own moves.
+
+        What a task owns directly only its own code adds, and none of that runs once its outcome is held; the work of
+        a conversation may go on below an owner that completed.
+        """
+        owner = self._host.before(id) or tx.changed_tasks.get(id)
+        now = tx.changed_tasks.get(id, owner)
+        why: str | None = None
+        if owner is None or not owner.live:
+            why = "has ended or does not exist"
+        elif owner.abort_requested:
+            why = "is being aborted"
+        elif isinstance(owner.state, Completing) and (direct or not isinstance(owner.state.outcome, Completed)):
+            why = "has its outcome already and only waits for the work it owns"
+        elif now is not None and now.outcome is not None and not isinstance(now.outcome, Completed):
+            why = "ends without completing in this same commit"
+        if why is not None:
+            raise OwnerEnded(f"{what} cannot be created: its owner, task {id}, {why}")
+        assert owner is not None
+        return owner
+
+
+class _Candidate:
+    """One transaction's records, worked through until nothing more follows."""
+
+    def __init__(self, host: Host, tx: Transaction) -> None:
+        self.host = host
+        self.tx = tx
+        self.look = tx.live_task
+        self.todo: deque[int] = deque()
+        self.cleanups: list[Awaitable[None]] = []
+
+    def put(self, record: TaskRecord) -> None:
+        self.tx.put_task(record)
+        self.todo.append(record.id)
+
+    def run(self) -> None:
+        while self.todo:  # each step moves a record forward on its way to terminal, so this ends
+            id = self.todo.popleft()
+            record = self.tx.changed_tasks.get(id) or self.look(id)
+            if record is not None:
+                self.consider(record)
+
+    def born(self, record: TaskRecord) -> None:
+        host = self.host
+        host.tree.add_task(record)
+        if isinstance(record.state, Pending) and host.mode == "on" and not isinstance(host.verdict(record), Blocked):
+            self.tx.put_task(began(record, self.tx.at, fresh=True))
+
+    def consider(self, record: TaskRecord) -> None:
+        state = record.state
+        if isinstance(state, Completing):
+            if not isinstance(state.outcome, Completed):
+                self.mark_owned(record)
+                self.fail_fast(record)
+            elif record.abort_requested:
+                self.mark_owned(record)
+            if not self.host.tree.owns_live(record.id, self.look):
+                self.end(record, state.outcome)
+        elif isinstance(state, Terminal):
+            before = self.host.before(record.id)
+            if self.host.tree.owns_live(record.id, self.look):
+                raise InvalidTransition(f"task {record.id} cannot be terminal: work it owns is live (rule T54)")
+            if before is not None:
+                self.ended(record, state.outcome)
+        elif record.abort_requested:
+            self.mark_owned(record)
+            self.decide(record)
+        elif isinstance(state, Waiting):
+            self.host.tree.add_wait(record.id, state.on)
+            if self.wait_is_over(state, record):
+                self.resume(record)
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def end(self, record: TaskRecord, outcome: Outcome) -> None:
+        record = structs.replace(record, state=Terminal(outcome), ended_at=self.tx.at)
+        self.tx.put_task(record)
+        self.ended(record, outcome)
+        self.clean_up(record, outcome)
+
+    def ended(self, record: TaskRecord, outcome: Outcome) -> None:
+        """Whoever this task's end may let go on is looked at: its owner, and its waiters."""
+        tree = self.host.tree
+        if not isinstance(outcome, Completed):
+            self.fail_fast(record)
+        if not record.background:
+            above = tree.owner_task(record)
+            if above is not None:
+                self.todo.append(above)
+        for waiter in tree.waiters(record.id, self.look):
+            self.todo.append(waiter.id)
+
+    def clean_up(self, record: TaskRecord, outcome: Outcome) -> None:
+        """An outcome that the scheduler wrote does its clean-up in the commit that ends the task (T60)."""
+        if isinstance(outcome, (Completed, Failed)):
+            return
+        task = self.host.code(record.kind)
+        if task is None or (isinstance(outcome, Aborted) and task.definition.handles_abort):
+            return
+        try:
+            more = task.cleanup(self.tx, record)
+        except Exception as error:  # the task's own code: the task ends all the same
+            self.cleanup_failed(record, error)
+            return
+        if isawaitable(more):
+            self.cleanups.append(self.finish_cleanup(record, more))
+
+    async def finish_cleanup(self, record: TaskRecord, more: Awaitable[None]) -> None:
+        try:
+            await more
+        except Exception as error:  # as above
+            self.cleanup_failed(record, error)
+
+    def cleanup_failed(self, record: TaskRecord, error: Exception) -> None:
+        self.host.report(
+            Report(
+                type="cleanup_failed",
+                message="the clean-up of an ended task raised; what it had written before stands",
+                task=record.id,
+                kind=record.kind,
+                conversation=record.conversation_id,
+                error=error,
+            )
+        )
+
+    # --- aborting ----------------------------------------------------------------------------------------------
+
+    def mark(self, record: TaskRecord, reason: str) -> None:
+        if not record.abort_requested:
+            self.put(mark(self.host, record, reason))
+
+    def mark_owned(self, record: TaskRecord) -> None:
+        reason = OWNER_ABORTED if record.abort_requested else OWNER_ENDED
+        for child in list(self.host.tree.owned(record.id, self.look)):
+            self.mark(child, reason)
+
+    def fail_fast(self, ended: TaskRecord) -> None:
+        """The first of a fail_fast wait that ends or holds other than completed aborts the rest (T65)."""
+        for waiter in self.host.tree.waiters(ended.id, self.look):
+            if isinstance(waiter.state, Waiting) and waiter.state.policy == "fail_fast":
+                for id in waiter.state.on:
+                    other = self.look(id)
+                    if other is not None and id != ended.id:
+                        self.mark(other, SIBLING_ENDED)
+
+    def decide(self, record: TaskRecord) -> None:
+        """What becomes of a marked task once its code has stopped and its owned work has ended (T72, T73)."""
+        host = self.host
+        if host.mode == "off" or host.is_active(record.id) or host.tree.owns_live(record.id, self.look):
+            return
+        task = host.verdict(record)
+        if isinstance(task, Blocked):
+            self.put(decided(record, Orphaned(task.reason)))
+        elif record.restarts >= host.restart_limit:
+            error = TaskError("restart_limit", f"its abort handler was cut off {record.restarts} times")
+            self.put(decided(record, Faulted(error)))
+        elif not task.definition.handles_abort:
+            self.put(decided(record, Aborted(record.abort_reason or "aborted")))
+        elif not isinstance(record.state, Running):
+            self.tx.put_task(began(record, self.tx.at))
+
+    # --- waiting -----------------------------------------------------------------------------------------------
+
+    def wait_is_over(self, state: Waiting, record: TaskRecord) -> bool:
+        if state.signal is not None:
+            return has_signal(record, state.signal)
+        return all(self.look(id) is None for id in state.on)
+
+    def resume(self, record: TaskRecord) -> None:
+        self.tx.put_task(resumed(self.host, record, self.tx.at))
+
+
+def resumed(host: Host, record: TaskRecord, at: int, *, timed_out: bool = False) -> TaskRecord:
+    """A waiting or sleeping task that is due: running if the scheduler runs and code fits, else pending."""
+    assert isinstance(record.state, (Waiting, Sleeping))
+    due = stood_down(record, timed_out=timed_out)
+    if host.mode != "on" or isinstance(host.verdict(due), Blocked):
+        return due
+    return began(due, at)

@@ -1,0 +1,132 @@
+"""Looking at tasks without running anything (rules T38, T46, T49)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perdure.kernel.records import Completing, Outcome, Sleeping, TaskRecord, TaskStatus, Terminal, Waiting
+from perdure.tasks.alarm import due_at
+from perdure.tasks.blocking import Blocked, quick_verdict
+from perdure.tasks.errors import BlockedReason
+
+if TYPE_CHECKING:
+    from perdure.tasks.runtime import TaskRuntime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTask:
+    """One live task: where it stands and, if it cannot go on, why."""
+
+    id: int
+    conversation_id: int
+    kind: str
+    version: int
+    owner: int | None
+    background: bool
+    status: TaskStatus
+    phase: str | None
+    """None once its outcome is decided."""
+    waits_for: tuple[int, ...] = ()
+    """Live tasks it waits for; of a completing task those it owns."""
+    signal: str | None = None
+    due_at: int | None = None
+    """When its sleep, or its wait's deadline, ends; ms UTC."""
+    abort_requested: bool = False
+    restarts: int = 0
+    blocked: BlockedReason | None = None
+    detail: str = ""
+    """More about why it is blocked; may quote the error of its own code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNode:
+    """A task in the graph, live or recently ended, with its edges upwards."""
+
+    id: int
+    conversation_id: int
+    kind: str
+    owner: int | None
+    """The task right above: its owner, or the owner of its conversation; None if that is unknown or there is none."""
+    background: bool
+    status: TaskStatus
+    outcome: Outcome | None
+    blocked: BlockedReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """When a host that may be suspended is next needed."""
+
+    active: bool
+    """Now: something runs or is due."""
+    at: int | None
+    """Otherwise at this time (ms UTC); None: only when something is sent to it."""
+
+
+def why_blocked(runtime: TaskRuntime, record: TaskRecord) -> Blocked | None:
+    """Why a task that is due cannot run, as far as can be told without running anything."""
+    known = runtime.blocked_tasks.get(record.id)
+    if known is not None or record.status not in ("pending", "running") or runtime.is_active(record.id):
+        return known
+    verdict = quick_verdict(record, runtime.registry, runtime.restart_limit)
+    return verdict if isinstance(verdict, Blocked) else None
+
+
+def live_task(runtime: TaskRuntime, record: TaskRecord) -> LiveTask:
+    state = record.state
+    blocked = why_blocked(runtime, record)
+    look = runtime.session.live.settled.get
+    waits_for: tuple[int, ...] = ()
+    if isinstance(state, Waiting):
+        waits_for = tuple(id for id in state.on if look(id) is not None)
+    elif isinstance(state, Completing):
+        waits_for = tuple(sorted(child.id for child in runtime.tree.owned(record.id, look)))
+    return LiveTask(
+        id=record.id,
+        conversation_id=record.conversation_id,
+        kind=record.kind,
+        version=record.version,
+        owner=record.owner,
+        background=record.background,
+        status=record.status,
+        phase=None if isinstance(state, (Completing, Terminal)) else state.phase,
+        waits_for=waits_for,
+        signal=state.signal if isinstance(state, Waiting) else None,
+        due_at=due_at(record),
+        abort_requested=record.abort_requested,
+        restarts=record.restarts,
+        blocked=None if blocked is None else blocked.reason,
+        detail="" if blocked is None else blocked.detail,
+    )
+
+
+def node(runtime: TaskRuntime, record: TaskRecord) -> TaskNode:
+    tree = runtime.tree
+    blocked = why_blocked(runtime, record) if record.live else None
+    return TaskNode(
+        id=record.id,
+        conversation_id=record.conversation_id,
+        kind=record.kind,
+        owner=tree.owner_task(record) if tree.knows(record.conversation_id) else record.owner,
+        background=record.background,
+        status=record.status,
+        outcome=record.outcome,
+        blocked=None if blocked is None else blocked.reason,
+    )
+
+
+def wake(runtime: TaskRuntime) -> Wake:
+    now = runtime.session.clock.wall()
+    earliest: int | None = None
+    for record in runtime.session.live.settled.values():
+        state = record.state
+        if isinstance(state, (Waiting, Sleeping)):
+            at = due_at(record)
+            if at is not None and not record.abort_requested:
+                earliest = at if earliest is None else min(earliest, at)
+        elif not isinstance(state, Completing) and why_blocked(runtime, record) is None:
+            return Wake(True, None)
+    if earliest is not None and earliest <= now:
+        return Wake(True, None)
+    return Wake(False, earliest)

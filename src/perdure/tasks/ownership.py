@@ -1,0 +1,176 @@
+"""Who owns what, and who waits for whom, over the live tasks (rules T50-T53, T62-T68).
+
+The tree keeps ids only and may know too much: a transaction that was rolled back leaves its ids here. So every
+question takes ``look``, which gives the live record as the asker sees it (settled, or a transaction's candidate),
+and what ``look`` does not know is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from perdure.kernel.records import TaskRecord, Waiting
+
+Look: TypeAlias = Callable[[int], TaskRecord | None]
+"""The live task of an id, or None if it is terminal or unknown."""
+
+KEPT_OWNERS = 20_000
+"""Owners of conversations kept in memory; beyond that, those without tasks are forgotten."""
+
+
+class WorkTree:
+    """Edges between tasks and conversations."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, set[int]] = {}
+        """Task -> tasks it owns."""
+        self._conversations: dict[int, set[int]] = {}
+        """Task -> conversations it owns."""
+        self._tasks: dict[int, set[int]] = {}
+        """Conversation -> tasks it owns."""
+        self._owners: dict[int, int | None] = {}
+        """Conversation -> the task that owns it."""
+        self._waiters: dict[int, set[int]] = {}
+        """Task -> tasks that wait for it."""
+
+    # --- keeping it --------------------------------------------------------------------------------------------
+
+    def add_conversation(self, id: int, owner: int | None) -> None:
+        if id in self._owners:
+            return
+        if len(self._owners) >= KEPT_OWNERS:
+            self._forget_quiet()
+        self._owners[id] = owner
+        if owner is not None:
+            self._conversations.setdefault(owner, set()).add(id)
+
+    def knows(self, conversation_id: int) -> bool:
+        return conversation_id in self._owners
+
+    def add_task(self, record: TaskRecord) -> None:
+        assert record.conversation_id in self._owners, "a task's conversation is added first"
+        if record.owner is None:
+            self._tasks.setdefault(record.conversation_id, set()).add(record.id)
+        else:
+            self._children.setdefault(record.owner, set()).add(record.id)
+
+    def add_wait(self, waiter: int, on: Iterable[int]) -> None:
+        for id in on:
+            self._waiters.setdefault(id, set()).add(waiter)
+
+    def forget_task(self, record: TaskRecord) -> None:
+        """A task is terminal, for good."""
+        holders, key = (self._tasks, record.conversation_id) if record.owner is None else (self._children, record.owner)
+        siblings = holders.get(key)
+        if siblings is not None:
+            siblings.discard(record.id)
+            if not siblings:
+                del holders[key]
+        self._children.pop(record.id, None)
+        self._conversations.pop(record.id, None)
+        self._waiters.pop(record.id, None)
+
+    def _forget_quiet(self) -> None:
+        for id in [id for id in self._owners if id not in self._tasks]:
+            owner = self._owners.pop(id)
+            if owner is not None and owner in self._conversations:
+                self._conversations[owner].discard(id)
+
+    # --- upwards -----------------------------------------------------------------------------------------------
+
+    def conversation_owner(self, conversation_id: int) -> int | None:
+        return self._owners[conversation_id]
+
+    def owner_task(self, record: TaskRecord) -> int | None:
+        """The task right above: its owner, or the owner of its conversation."""
+        return record.owner if record.owner is not None else self._owners[record.conversation_id]
+
+    def ordinary_to_root(self, record: TaskRecord, look: Look) -> bool:
+        """Whether no background boundary stands between a live task and an ownerless conversation."""
+        here: TaskRecord | None = record
+        while here is not None:
+            if here.background:
+                return False
+            above = self.owner_task(here)
+            if above is None:
+                return True
+            here = look(above)
+        # An ended owner has no live ordinary work (T54): the boundary stands somewhere above.
+        return False
+
+    # --- downwards ---------------------------------------------------------------------------------------------
+
+    def owned(self, task_id: int, look: Look) -> Iterator[TaskRecord]:
+        """The first level of a task's live ordinary owned work. What is further below hangs on these (T54)."""
+        for id in self._children.get(task_id, ()):
+            record = look(id)
+            if record is not None:
+                yield record
+        for conversation_id in self._conversations.get(task_id, ()):
+            yield from self.owned_by_conversation(conversation_id, look)
+
+    def owned_by_conversation(
+        self, conversation_id: int, look: Look, *, background: bool = False
+    ) -> Iterator[TaskRecord]:
+        """The live tasks a conversation owns itself; background ones only if asked for."""
+        for id in self._tasks.get(conversation_id, ()):
+            record = look(id)
+            if record is not None and (background or not record.background):
+                yield record
+
+    def owns_live(self, task_id: int, look: Look) -> bool:
+        """Whether a task has live ordinary owned work."""
+        return next(self.owned(task_id, look), None) is not None
+
+    def below(self, task_id: int, look: Look) -> Iterator[TaskRecord]:
+        """All live ordinary owned work of a task, owners before what they own (T53)."""
+        todo = list(self.owned(task_id, look))
+        while todo:
+            record = todo.pop()
+            yield record
+            todo.extend(self.owned(record.id, look))
+
+    # --- sideways ----------------------------------------------------------------------------------------------
+
+    def waiters(self, task_id: int, look: Look) -> list[TaskRecord]:
+        """Live tasks that wait for this one."""
+        found = (look(id) for id in self._waiters.get(task_id, ()))
+        return [r for r in found if r is not None and isinstance(r.state, Waiting) and task_id in r.state.on]
+
+    def needs(self, record: TaskRecord, look: Look) -> Iterator[TaskRecord]:
+        """The live tasks that must end before this one can: what it waits for, and its first level of owned work."""
+        if isinstance(record.state, Waiting):
+            for id in record.state.on:
+                other = look(id)
+                if other is not None:
+                    yield other
+        yield from self.owned(record.id, look)
+
+    def path(self, start: Iterable[TaskRecord], found: Callable[[TaskRecord], bool], look: Look) -> list[int] | None:
+        """A shortest way from one of ``start`` along ``needs`` to a task that ``found`` accepts, or None."""
+        came: dict[int, int | None] = {}
+        todo: list[TaskRecord] = []
+        for record in start:
+            if record.id not in came:
+                came[record.id] = None
+                todo.append(record)
+        for record in todo:  # grows while it is walked: breadth first
+            if found(record):
+                way: list[int] = []
+                step: int | None = record.id
+                while step is not None:
+                    way.append(step)
+                    step = came[step]
+                return way[::-1]
+            for other in self.needs(record, look):
+                if other.id not in came:
+                    came[other.id] = record.id
+                    todo.append(other)
+        return None
+
+    def cycle(self, waiter: int, on: Iterable[int], look: Look) -> list[int] | None:
+        """The cycle a wait would close, from the waiter round to itself; None if it closes none."""
+        named = [record for id in on if (record := look(id)) is not None]
+        way = self.path(named, lambda record: record.id == waiter, look)
+        return None if way is None else [waiter, *way]
