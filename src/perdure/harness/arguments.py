@@ -33,6 +33,10 @@ MAX_PROBLEMS: Final = 20
 _FENCE = re.compile(r"```(?:json)?\s*\n(?P<text>.*)\n\s*```", re.DOTALL)
 
 
+class ToolDefinitionError(PerdureError, TypeError):
+    """A function makes no tool, or its types have no JSON Schema."""
+
+
 class InvalidArguments(PerdureError, ValueError):
     """Arguments do not fit the tool; the text tells every problem, for the model to correct itself."""
 
@@ -61,12 +65,12 @@ class Signature:
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise TypeError(
+                raise ToolDefinitionError(
                     f"tool {name!r}: parameter {parameter.name!r} must be one with a name of its own, not "
                     f"{parameter.kind.description}"
                 )
             if parameter.annotation is parameter.empty:
-                raise TypeError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
+                raise ToolDefinitionError(f"tool {name!r}: parameter {parameter.name!r} needs a type annotation")
         self._local_names: Mapping[str, object] | None = None
         try:
             self._resolved = resolve_hints(function, localns=dict(local_names or {}), include_extras=True)
@@ -83,7 +87,7 @@ class Signature:
                     self._function, localns=dict(self._local_names or {}), include_extras=True
                 )
             except NameError as error:
-                raise TypeError(
+                raise ToolDefinitionError(
                     f"tool {self._name!r}: an annotation names {error.name!r}, which is not defined where the "
                     "tool is; define it in the same module or function"
                 ) from None
@@ -130,7 +134,7 @@ class Signature:
         try:
             return create_model(self._name, __config__=ConfigDict(extra="forbid", regex_engine="python-re"), **fields)
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
-            raise TypeError(f"tool {self._name!r}: a parameter's type has no JSON Schema: {error}") from None
+            raise ToolDefinitionError(f"tool {self._name!r}: a parameter's type has no JSON Schema: {error}") from None
 
     def _field(self, name: str) -> object:
         from pydantic import Field
@@ -164,7 +168,7 @@ class Signature:
                 warnings.simplefilter("ignore", PydanticJsonSchemaWarning)
                 schema = self._model.model_json_schema(schema_generator=Untitled)
         except PydanticInvalidForJsonSchema as error:
-            raise TypeError(f"tool {self._name!r}: a parameter's type has no JSON Schema: {error}") from None
+            raise ToolDefinitionError(f"tool {self._name!r}: a parameter's type has no JSON Schema: {error}") from None
         del schema["title"]
         schema.setdefault("properties", {})
         return msgspec.Raw(msgspec.json.encode(schema))

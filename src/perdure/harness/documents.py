@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from perdure.harness.model import ThinkingLevel
 from perdure.kernel.document import Document, field
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import EMPTY_OBJECT, NULL
@@ -23,7 +24,7 @@ class Agent(
 
     model: str | None = None
     """``provider:name``; None: the host's default."""
-    thinking: str = "off"
+    thinking: ThinkingLevel = "off"
     extensions: list[str] | None = None
     """Selected by name; None: all that are installed. Names that are missing are skipped until installed."""
     tools: list[str] | None = None
@@ -67,6 +68,8 @@ class LiveMessage(TypedDict):
     """The partial answer of a request on its way."""
 
     task: int
+    model: str
+    """``provider:name``."""
     attempt: int
     content: list[LivePart]
 
@@ -202,7 +205,10 @@ class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     code: str | None = None
     details: msgspec.Raw = NULL
     diagnostics: tuple[str, ...] = ()
+    usage: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """What the tool says it used, by a name of its choice."""
     dropped_lines: int = 0
+    """Of the output, beyond the tool's limits."""
     dropped_bytes: int = 0
 
 

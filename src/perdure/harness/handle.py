@@ -26,13 +26,16 @@ class CallEnded(PerdureError):
 class CallStream:
     """What a call shows while it runs: buffered here, written into ``pi.live`` piece by piece."""
 
-    def __init__(self, limits: OutputLimits | None = None, *, touch: Callable[[], None] | None = None) -> None:
+    def __init__(self, limits: OutputLimits | None = None, *, rerun: bool = False) -> None:
         self.output = LiveOutput(limits or OutputLimits())
         self.details: JsonValue = None
         self.diagnostics: list[str] = []
         self.streamed = False
         """Whether there was any output."""
-        self._touch = touch
+        self.touch: Callable[[], None] | None = None
+        """Called after each change."""
+        self._rerun = rerun
+        """What an earlier run showed is still there; the first write puts this one's in its place."""
         self._new_details = False
         self._new_diagnostics = 0
         self._bounded: Bounded | None = None
@@ -53,11 +56,14 @@ class CallStream:
         self._changed()
 
     def _changed(self) -> None:
-        if self._touch is not None:
-            self._touch()
+        if self.touch is not None:
+            self.touch()
 
     def write(self, live: LiveTool) -> None:
         """Put what is new since the last time into the call's place in ``pi.live``."""
+        if self._rerun:
+            self._rerun = False
+            live["output"], live["details"], live["diagnostics"] = "", None, []
         if self.output.changed:
             anew, text = self.output.take()
             live["output"] = text if anew else live["output"] + text

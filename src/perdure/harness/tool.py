@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, 
 
 import msgspec
 
-from perdure.harness.arguments import InvalidArguments, Signature
+from perdure.harness.arguments import InvalidArguments, Signature, ToolDefinitionError
 from perdure.harness.docstring import split_docstring
 from perdure.harness.documents import ToolErrorCode
 from perdure.harness.environment import Effects, ExecutionEnvironment
@@ -42,6 +42,7 @@ __all__ = [
     "ReplayPolicy",
     "ToolCall",
     "ToolDefinition",
+    "ToolDefinitionError",
     "ToolError",
     "ToolResult",
     "tool",
@@ -138,6 +139,17 @@ class ToolDefinition(Generic[P, R_co]):
         """The tool as it is offered to a model."""
         return ToolSpec(name=self.name, description=self.description, parameters=self.signature.schema)
 
+    @property
+    def uses_environment(self) -> bool:
+        """Whether the function, or the one that prepares its intent, takes the environment."""
+        signatures = (self.signature, *(signature for _, signature in self._intents))
+        return any("environment" in signature.injected.values() for signature in signatures)
+
+    @property
+    def needs_environment(self) -> bool:
+        """Whether one of them takes no None for it."""
+        return any(s.needs_environment for s in (self.signature, *(signature for _, signature in self._intents)))
+
     @cached_property
     def _intents(self) -> list[tuple[Callable[..., Awaitable[JsonValue]], Signature]]:
         return []
@@ -154,7 +166,9 @@ class ToolDefinition(Generic[P, R_co]):
         signature = Signature(function, name=f"{self.name}.intent", descriptions={}, local_names=_local_names())
         unknown = set(inspect.signature(function).parameters) - set(inspect.signature(self.function).parameters)
         if unknown:
-            raise TypeError(f"{self.name}.intent takes {', '.join(sorted(unknown))}, which the tool does not take")
+            raise ToolDefinitionError(
+                f"{self.name}.intent takes {', '.join(sorted(unknown))}, which the tool does not take"
+            )
         self._intents.append((function, signature))
         return function
 
@@ -259,7 +273,7 @@ def tool(
     - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
     - ``timeout_ms``: after this the function is cancelled and the call ends ``timeout``.
 
-    Raises TypeError or ValueError for a function or an option that makes no tool.
+    Raises ToolDefinitionError or ValueError for a function or an option that makes no tool.
     """
 
     def define(function: Callable[P, R], local_names: Mapping[str, object] | None) -> ToolDefinition[P, R]:

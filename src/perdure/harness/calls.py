@@ -1,0 +1,506 @@
+"""``pi.tool``: one call of a tool, from the model's words to the committed result (rules H86 to H103).
+
+Two commits a call: the intent, before anything is executed, and the result. ``start`` leads to the intent,
+``execute`` from there to the result. An ``execute`` that finds no run of this process behind its intent comes
+after an interruption: it asks the environment's scope, or the replay policies, what may be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from perdure.harness.arguments import InvalidArguments, ToolDefinitionError
+from perdure.harness.documents import Agent, Live, ToolErrorCode, ToolInput
+from perdure.harness.environment import (
+    CallScope,
+    EnvironmentUnusable,
+    ExecutionEnvironment,
+    RecoverInterrupted,
+    RecoverResult,
+)
+from perdure.harness.handle import CallStream, ToolCall
+from perdure.harness.hooks import HookCall, HookRunner, Installed
+from perdure.harness.output import DEFAULT_LIMITS, Bounded, OutputLimits
+from perdure.harness.progress import ProgressWriter
+from perdure.harness.registry import Registry, Wrapper
+from perdure.harness.results import (
+    CallResult,
+    bounded_result,
+    committed_stream,
+    error_result,
+    live_tool,
+    scope_result,
+    write_result,
+)
+from perdure.harness.scopes import TOOL_TASK, CallIntent, CallView, EnvironmentFor, Scopes, view
+from perdure.harness.tool import AnyTool, ToolError, ToolResult
+from perdure.kernel.errors import PerdureError, StaleEpochError
+from perdure.kernel.records import NULL, Orphaned, TaskRecord, from_raw, to_raw
+from perdure.kernel.reports import Report
+from perdure.kernel.session import Session
+from perdure.kernel.transaction import Transaction
+from perdure.tasks.definition import Next, Task
+from perdure.tasks.errors import RunEnded
+from perdure.tasks.run import Run
+
+MAX_CRASHES: Final = 5
+"""So often a call is begun anew by its environment after its process ended; then it ends interrupted, since it may
+be what ends the process."""
+
+INTERRUPTED: Final = "The call was interrupted, and whether it took effect is not known. Look before you repeat it."
+ABORTED: Final = "The call was aborted."
+
+ScopedCall: TypeAlias = tuple[CallScope, CallView]
+"""A call that a scope takes part in, and that scope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A call as this process runs it."""
+
+    tool: AnyTool
+    values: Mapping[str, object]
+    intent: CallIntent
+    call: CallView
+    environment: ExecutionEnvironment | None
+    """For this attempt of this call; None if the tool takes none."""
+    scope: CallScope | None
+    hooks: Sequence[Installed]
+    wrappers: Sequence[Wrapper]
+    stream: CallStream
+    rerun: bool
+
+    @property
+    def scoped(self) -> ScopedCall | None:
+        return None if self.scope is None else (self.scope, self.call)
+
+
+class _Refused(Exception):
+    """The call is over before its intent."""
+
+    def __init__(self, code: ToolErrorCode, text: str) -> None:
+        super().__init__()
+        self.result = error_result(code, text)
+
+
+class _TimedOut(Exception):
+    pass
+
+
+class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
+    """Installed once a session, before its task runtime is made, with what it needs of the session."""
+
+    def __init__(
+        self, session: Session, *, registry: Registry, progress: ProgressWriter, environment_for: EnvironmentFor
+    ) -> None:
+        self._session = session
+        self._registry = registry
+        self._progress = progress
+        self._environment_for = environment_for
+        self._hooks = HookRunner(session)
+        self._scopes = Scopes(session, registry, environment_for)
+        self._opened: dict[int, _Opened] = {}
+        """Calls of this process with an intent and no result."""
+
+    # --- to the intent -----------------------------------------------------------------------------------------
+
+    async def start(self, run: Run[ToolInput, None, None]) -> Next[None]:
+        after = run.input.after
+        if after is None or after not in self._session.live.settled:
+            return await self.begin(run)
+        async with run.commit() as tx:
+            live = await tx.draft(Live)
+            live.tools[str(run.id)] = live_tool(run.input, running=False)
+            return tx.wait([after], self.begin, None)
+
+    async def begin(self, run: Run[ToolInput, None, None]) -> Next[None]:
+        with self._scopes.failing():
+            try:
+                opened = await self._prepare(run)
+            except _Refused as refused:
+                return await self._finish(run, refused.result)
+            if opened.scope is None:
+                return await self._intend(run, opened)
+            await opened.scope.enter(opened.call)
+            try:
+                return await self._intend(run, opened)
+            finally:
+                if run.id not in self._opened:
+                    await opened.scope.leave(opened.call, outcome=False)
+
+    async def _prepare(self, run: Run[ToolInput, None, None]) -> _Opened:
+        """Resolve, repair, validate, before_tool, validate again. Raises _Refused."""
+        agent = await self._agent(run)
+        tool = self._registry.find_tool(agent, run.input.name)
+        if tool is None:
+            offered = ", ".join(other.name for other in self._registry.offered(agent)) or "none"
+            raise _Refused("tool_unavailable", f"There is no tool {run.input.name!r}. There are: {offered}.")
+        try:
+            environment = self._environment(run, tool)
+            arguments = tool.signature.read(run.input.arguments)
+            asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
+            arguments, block = await self._hooks.before(self._registry.hooks(agent), asked)
+            if block is not None:
+                raise _Refused("blocked", f"The call was blocked: {block.reason}")
+            values = tool.signature.values(arguments)
+        except InvalidArguments as error:
+            raise _Refused("invalid_arguments", str(error)) from None
+        except ToolDefinitionError as error:
+            self._report(run, "tool_unusable", "a tool's definition cannot be used", error)
+            raise _Refused("tool_unavailable", "This tool cannot be used: its definition is faulty.") from None
+        scope = await self._scopes.of(environment)
+        intent = CallIntent(arguments=to_raw(arguments, at="arguments"), replay=tool.replay, scoped=scope is not None)
+        return self._open(run, tool, agent, values, intent, environment, scope)
+
+    async def _intend(self, run: Run[ToolInput, None, None], opened: _Opened) -> Next[None]:
+        """What the tool prepares for its intent, and the intent."""
+        tool = opened.tool
+        try:
+            value = await tool.prepare_intent(
+                opened.values, self._handle(run, opened, CallStream()), opened.environment
+            )
+            raw = to_raw(value, at=f"{tool.name}.intent")
+        except (EnvironmentUnusable, StaleEpochError):
+            raise
+        except Exception as error:  # the tool's own code; nothing of the call was done
+            return await self._finish(run, error_result("tool_error", self._words(run, error)))
+        return await self._commit_intent(
+            run, replace(opened, intent=msgspec.structs.replace(opened.intent, intent=raw))
+        )
+
+    # From any checkpoint on, here and below: what a phase does there does not rest on it.
+    async def _commit_intent(self, run: Run[ToolInput, None, Any], opened: _Opened) -> Next[None]:
+        """The commit that allows the execution."""
+        try:
+            async with run.commit() as tx:
+                if opened.scope is not None:
+                    data = await opened.scope.before_intent(tx, opened.call)
+                    opened = replace(
+                        opened,
+                        intent=msgspec.structs.replace(opened.intent, scope_data=to_raw(data, at="scope_data")),
+                        call=replace(opened.call, scope_data=data),
+                    )
+                live = await tx.draft(Live)
+                live.tools[str(run.id)] = live_tool(run.input, running=True)
+                self._opened[run.id] = opened
+                return tx.go(self.execute, opened.intent)
+        except BaseException:
+            if not run.moved:
+                self._opened.pop(run.id, None)
+            raise
+
+    # --- to the result -----------------------------------------------------------------------------------------
+
+    async def execute(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
+        with self._scopes.failing():
+            opened = self._opened.get(run.id)
+            if opened is None or opened.intent.attempt != run.checkpoint.attempt:
+                return await self._recover(run)
+            return await self._perform(run, opened)
+
+    async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> Next[None]:
+        self._opened[run.id] = opened
+        abandoned = True
+        try:
+            result = await self._result(run, opened)
+            if opened.scope is not None:
+                replaced = await opened.scope.capture(opened.call, result)
+                result = result if replaced is None else scope_result(replaced)
+            moved = await self._finish(run, result, opened.scoped)
+            abandoned = False
+            return moved
+        except (asyncio.CancelledError, RunEnded):
+            # Being aborted, it goes on in on_abort from what is in memory. In a session that ends nothing does.
+            abandoned = self._session.closing or self._session.failed is not None
+            raise
+        finally:
+            if abandoned and self._opened.pop(run.id, None) is not None and opened.scope is not None:
+                await opened.scope.leave(opened.call, outcome=False)
+
+    async def _result(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> CallResult:
+        """Execute, after_tool, validate the result, bound it."""
+        tool = opened.tool
+        result = await self._execute(run, opened)
+        arguments = from_raw(opened.intent.arguments)
+        assert isinstance(arguments, dict), "checked before they were stored"
+        asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
+        result = await self._hooks.after(opened.hooks, asked, result)
+        try:
+            tool.check_result(result)
+            return bounded_result(result, opened.stream, tool.output)
+        except ToolError as error:
+            return bounded_result(_tool_error(str(error)), opened.stream, tool.output)
+
+    async def _execute(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> ToolResult:
+        """Run the tool's function; whatever it raises is a result."""
+        tool, stream = opened.tool, opened.stream
+        handle = self._handle(run, opened, stream)
+        progress = self._progress.open(run.conversation_id, self._writer(run, stream))
+        stream.touch = progress.touch
+        if opened.rerun:
+            progress.touch()
+        call: Callable[[], Awaitable[object]] = partial(tool.run, opened.values, handle, opened.environment)
+        for wrapper in reversed(opened.wrappers):
+            call = partial(wrapper, handle, call)
+        try:
+            return tool.to_result(await self._within(tool.timeout_ms, call))
+        except _TimedOut:
+            text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
+            output = stream.end().text
+            return ToolResult(f"{text}\n{output}" if output else text, is_error=True, code="timeout")
+        except (EnvironmentUnusable, StaleEpochError):
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _tool_error("The tool cancelled itself.")
+        except Exception as error:
+            if self._session.failed is not None or self._session.closing:
+                raise
+            return _tool_error(self._words(run, error))
+        finally:
+            handle.end()
+            progress.close()
+
+    async def _within(self, timeout_ms: int | None, call: Callable[[], Awaitable[object]]) -> object:
+        """Raises _TimedOut once work that took too long has stopped."""
+        if timeout_ms is None:
+            return await call()
+        work = asyncio.ensure_future(call())
+        timer = asyncio.ensure_future(self._session.clock.sleep(timeout_ms / 1000))
+        try:
+            await asyncio.wait((work, timer), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise _TimedOut
+            return work.result()
+        finally:
+            timer.cancel()
+            await _stop(work)
+
+    async def _finish(
+        self, run: Run[ToolInput, None, Any], result: CallResult, scoped: ScopedCall | None = None
+    ) -> Next[None]:
+        """The commit that ends the call."""
+        async with run.commit() as tx:
+            if scoped is not None:
+                scope, call = scoped
+                await scope.before_result(tx, call, result)
+            await write_result(tx, run.id, run.conversation_id, run.input, result)
+            moved = tx.abort(run.record.abort_reason or "aborted") if run.aborting else tx.complete(None)
+        self._opened.pop(run.id, None)
+        if scoped is not None:
+            scope, call = scoped
+            await scope.leave(call, outcome=True)
+        return moved
+
+    # --- after an interruption ---------------------------------------------------------------------------------
+
+    async def _recover(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
+        """The call has an intent, and no run of this process: may it be run again?"""
+        intent = run.checkpoint
+        agent = await self._agent(run)
+        tool = self._registry.find_tool(agent, run.input.name)
+        call = view(self._session, run.record, run.input, intent, tool)
+        environment = self._environment_for(run.conversation_id)
+        scope = await self._scopes.of(environment) if intent.scoped else None
+        scoped: ScopedCall | None = None
+        if scope is not None:
+            scoped = (scope, call)
+            recovery = await scope.recover(call)
+            if isinstance(recovery, RecoverResult):
+                return await self._finish(run, scope_result(recovery.result), scoped)
+            if isinstance(recovery, RecoverInterrupted):
+                return await self._interrupted(run, tool, recovery.reason, scoped)
+            if recovery.attempt == "next":
+                crashes = intent.crashes + run.restarts
+                if crashes >= MAX_CRASHES:
+                    return await self._interrupted(run, tool, f"Its process ended {crashes} times.", scoped)
+                intent = msgspec.structs.replace(intent, attempt=intent.attempt + 1, crashes=crashes, scope_data=NULL)
+        elif intent.scoped:
+            return await self._interrupted(run, tool, "Its environment is not there any more.")
+        elif not call.replay_safe:
+            return await self._interrupted(run, tool)
+        opened = self._reopen(run, tool, agent, intent, environment, scope)
+        if opened is None:
+            return await self._interrupted(run, tool, "The tool cannot be run again as it is now.", scoped)
+        if intent.attempt != run.checkpoint.attempt:
+            return await self._commit_intent(run, opened)
+        return await self._perform(run, opened)
+
+    def _reopen(
+        self,
+        run: Run[ToolInput, None, CallIntent],
+        tool: AnyTool | None,
+        agent: Agent,
+        intent: CallIntent,
+        environment: ExecutionEnvironment | None,
+        scope: CallScope | None,
+    ) -> _Opened | None:
+        """The call as it is to be run again; None if the tool there is now does not take it."""
+        if tool is None or (environment is None and tool.needs_environment):
+            return None
+        try:
+            values = tool.signature.values(from_raw(intent.arguments))
+        except (InvalidArguments, ToolDefinitionError):
+            return None
+        return self._open(run, tool, agent, values, intent, environment, scope, rerun=True)
+
+    async def _interrupted(
+        self,
+        run: Run[ToolInput, None, CallIntent],
+        tool: AnyTool | None,
+        reason: str = "",
+        scoped: ScopedCall | None = None,
+    ) -> Next[None]:
+        stream, output = await self._committed(run, tool)
+        text = f"{INTERRUPTED} {reason}" if reason else INTERRUPTED
+        return await self._finish(run, error_result("interrupted", text, stream=stream, output=output), scoped)
+
+    async def on_abort(self, run: Run[ToolInput, None, object]) -> Next[None]:
+        """The code has stopped. The result is the error ``aborted``, with the output so far."""
+        intent = run.checkpoint
+        if not isinstance(intent, CallIntent):
+            return await self._finish(run, error_result("aborted", ABORTED))
+        with self._scopes.failing():
+            opened = self._opened.get(run.id)
+            if opened is not None:
+                stream, output = opened.stream, opened.stream.end()
+            else:
+                stream, output = await self._committed(run, None)
+            result = error_result("aborted", ABORTED, stream=stream, output=output)
+            scope = await self._scopes.of(self._environment_for(run.conversation_id)) if intent.scoped else None
+            if scope is None:
+                return await self._finish(run, result)
+            call = view(self._session, run.record, run.input, intent, None if opened is None else opened.tool)
+            if opened is not None:
+                decided = await scope.capture(call, result)
+            else:
+                recovery = await scope.recover(call)
+                decided = recovery.result if isinstance(recovery, RecoverResult) else None
+            return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
+
+    async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
+        """The scheduler wrote the outcome: the call has a result all the same."""
+        self._opened.pop(record.id, None)
+        input = msgspec.json.decode(record.raw_input, type=ToolInput)
+        live = await tx.read(Live, conversation=record.conversation_id)
+        shown = None if live is None else live.tools.get(str(record.id))
+        stream, output = committed_stream(shown, DEFAULT_LIMITS)
+        if isinstance(record.outcome, Orphaned):
+            result = error_result("aborted", ABORTED, stream=stream, output=output)
+        elif shown is not None and shown["state"] == "running":
+            result = error_result("interrupted", INTERRUPTED, stream=stream, output=output)
+        else:
+            result = error_result("tool_error", "The call failed before the tool began.")
+        await write_result(tx, record.id, record.conversation_id, input, result)
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        run: Run[ToolInput, None, Any],
+        tool: AnyTool,
+        agent: Agent,
+        values: Mapping[str, object],
+        intent: CallIntent,
+        environment: ExecutionEnvironment | None,
+        scope: CallScope | None,
+        *,
+        rerun: bool = False,
+    ) -> _Opened:
+        call = view(self._session, run.record, run.input, intent, tool)
+        return _Opened(
+            tool=tool,
+            values=values,
+            intent=intent,
+            call=call,
+            environment=environment.for_call(call) if environment is not None and tool.uses_environment else None,
+            scope=scope,
+            hooks=self._registry.hooks(agent),
+            wrappers=self._registry.wrappers(agent),
+            stream=CallStream(tool.output, rerun=rerun),
+            rerun=rerun,
+        )
+
+    def _handle(self, run: Run[ToolInput, None, Any], opened: _Opened, stream: CallStream) -> ToolCall:
+        restarts = max(run.restarts, 1) if opened.rerun else 0
+        return ToolCall(
+            id=run.id,
+            name=opened.tool.name,
+            conversation_id=run.conversation_id,
+            idempotency_key=run.idempotency_key,
+            attempt=opened.intent.attempt + restarts,
+            intent=from_raw(opened.intent.intent),
+            stream=stream,
+            memo=run.memo,
+        )
+
+    def _writer(self, run: Run[ToolInput, None, Any], stream: CallStream) -> Callable[[Live], None]:
+        key, input = str(run.id), run.input
+
+        def write(live: Live) -> None:
+            if key not in live.tools:
+                live.tools[key] = live_tool(input, running=True)
+            stream.write(live.tools[key])
+
+        return write
+
+    def _environment(self, run: Run[ToolInput, None, Any], tool: AnyTool) -> ExecutionEnvironment | None:
+        environment = self._environment_for(run.conversation_id) if tool.uses_environment else None
+        if environment is None and tool.needs_environment:
+            raise _Refused("tool_unavailable", "This tool needs files or commands; this conversation has none.")
+        return environment
+
+    async def _agent(self, run: Run[ToolInput, None, Any]) -> Agent:
+        return await self._session.snapshot(Agent, conversation=run.conversation_id) or Agent()
+
+    async def _committed(self, run: Run[ToolInput, None, Any], tool: AnyTool | None) -> tuple[CallStream, Bounded]:
+        """What the call had shown, as far as it was committed."""
+        live = await self._session.snapshot(Live, conversation=run.conversation_id)
+        limits: OutputLimits = DEFAULT_LIMITS if tool is None else tool.output
+        return committed_stream(None if live is None else live.tools.get(str(run.id)), limits)
+
+    def _words(self, run: Run[ToolInput, None, Any], error: Exception) -> str:
+        """What the model is told of an exception in a tool."""
+        if isinstance(error, PerdureError):
+            return str(error)
+        self._report(run, "tool_raised", "a tool raised; the call has an error result", error)
+        return f"{type(error).__name__}: {error}"
+
+    def _report(self, run: Run[ToolInput, None, Any], type: str, message: str, error: Exception) -> None:
+        self._session.report(
+            Report(
+                type=type,
+                message=f"{run.input.name}: {message}",
+                task=run.id,
+                kind=TOOL_TASK,
+                conversation=run.conversation_id,
+                error=error,
+            )
+        )
+
+
+def _tool_error(text: str) -> ToolResult:
+    return ToolResult(text, is_error=True, code="tool_error")
+
+
+async def _stop(work: asyncio.Future[object]) -> None:
+    """Cancel work and wait until it has ended, whatever becomes of the waiter meanwhile."""
+    work.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not work.cancelled():
+        work.exception()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,193 @@
+"""The result of a call, and its one commit: the entry, the usage, the call's end in ``pi.live`` (rules H96 to H101)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from perdure.harness.documents import (
+    TOOL_RESULT,
+    Live,
+    LiveTool,
+    ToolErrorCode,
+    ToolInput,
+    ToolResultData,
+    UsageTotals,
+)
+from perdure.harness.environment import ScopeResult
+from perdure.harness.handle import MAX_DETAILS, MAX_DIAGNOSTIC, MAX_DIAGNOSTICS, CallStream
+from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, encode_messages
+from perdure.harness.output import Bounded, OutputLimits, bound
+from perdure.harness.tool import ToolError, ToolResult
+from perdure.kernel.records import NULL, to_raw
+from perdure.kernel.transaction import Transaction
+
+MAX_IMAGES: Final = 20 * 1024 * 1024
+"""Bytes of base64 that the images of one result may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """As it will be stored."""
+
+    content: tuple[UserPart, ...]
+    is_error: bool = False
+    code: ToolErrorCode | None = None
+    details: msgspec.Raw = NULL
+    diagnostics: tuple[str, ...] = ()
+    usage: dict[str, float] = field(default_factory=dict[str, float])
+    dropped_bytes: int = 0
+    dropped_lines: int = 0
+
+
+def bounded_result(result: ToolResult, stream: CallStream, limits: OutputLimits) -> CallResult:
+    """A tool's result within the limits, with what the call showed. Raises ToolError for too much of it."""
+    kept: list[Bounded] = []
+    parts: list[UserPart] = []
+    if result.content is None:
+        kept.append(stream.end())
+        parts.append(Text(_with_note(kept[0], limits)))
+    else:
+        for part in _joined(result.parts):
+            if isinstance(part, Text):
+                kept.append(bound(part.text, limits))
+                parts.append(Text(_with_note(kept[-1], limits)))
+            else:
+                parts.append(part)
+    images = sum(len(part.data) for part in parts if isinstance(part, Image))
+    if images > MAX_IMAGES:
+        raise ToolError(f"the images of the result take {images} bytes; at most {MAX_IMAGES} are kept")
+    details = to_raw(stream.details if result.details is None else result.details, at="details")
+    if len(details) > MAX_DETAILS:
+        raise ToolError(f"the details of the result take {len(details)} bytes; at most {MAX_DETAILS} are kept")
+    return CallResult(
+        content=tuple(parts),
+        is_error=result.is_error,
+        code=result.code,
+        details=details,
+        diagnostics=_diagnostics((*stream.diagnostics, *result.diagnostics)),
+        usage={name: float(amount) for name, amount in result.usage.items()},
+        dropped_bytes=sum(k.dropped_bytes for k in kept),
+        dropped_lines=sum(k.dropped_lines for k in kept),
+    )
+
+
+def error_result(
+    code: ToolErrorCode, text: str, *, stream: CallStream | None = None, output: Bounded | None = None
+) -> CallResult:
+    """An error that the harness writes, with what the call showed and, if given, its output so far."""
+    if output is not None and output.text:
+        dropped = f" ({output.dropped_lines} lines were left out)" if output.dropped_lines else ""
+        text = f"{text}\nOutput until then{dropped}:\n{output.text}"
+    return CallResult(
+        # Words of an error may hold what is no text, such as parts of a file's name.
+        content=(Text(text.encode("utf-8", "replace").decode()),),
+        is_error=True,
+        code=code,
+        details=NULL if stream is None else to_raw(stream.details),
+        diagnostics=() if stream is None else tuple(stream.diagnostics),
+        dropped_bytes=0 if output is None else output.dropped_bytes,
+        dropped_lines=0 if output is None else output.dropped_lines,
+    )
+
+
+def scope_result(result: ScopeResult) -> CallResult:
+    """What an environment's scope decided."""
+    return CallResult(
+        content=(Text(result.text),),
+        is_error=result.is_error,
+        details=NULL if result.details is None else result.details,
+    )
+
+
+def committed_stream(live: LiveTool | None, limits: OutputLimits) -> tuple[CallStream, Bounded]:
+    """What an earlier run of the call had shown, as far as it was committed."""
+    stream = CallStream(limits)
+    if live is None:
+        return stream, Bounded(text="")
+    stream.details = live["details"]
+    stream.diagnostics = list(live["diagnostics"])
+    output = bound(live["output"], limits, dropped_bytes=live["dropped_bytes"], dropped_lines=live["dropped_lines"])
+    return stream, output
+
+
+def live_tool(input: ToolInput, *, running: bool) -> LiveTool:
+    """The call's place in ``pi.live``."""
+    return {
+        "call_id": input.call_id,
+        "name": input.name,
+        "state": "running" if running else "waiting",
+        "output": "",
+        "dropped_lines": 0,
+        "dropped_bytes": 0,
+        "details": None,
+        "diagnostics": [],
+    }
+
+
+async def write_result(
+    tx: Transaction, task_id: int, conversation_id: int, input: ToolInput, result: CallResult
+) -> None:
+    """Stage all that the end of a call is."""
+    message = ToolResultMessage(
+        call_id=input.call_id,
+        name=input.name,
+        content=result.content,
+        is_error=result.is_error,
+        code=result.code,
+    )
+    data = ToolResultData(
+        task=task_id,
+        call_id=input.call_id,
+        name=input.name,
+        is_error=result.is_error,
+        code=result.code,
+        details=result.details,
+        diagnostics=result.diagnostics,
+        usage=result.usage,
+        dropped_lines=result.dropped_lines,
+        dropped_bytes=result.dropped_bytes,
+    )
+    tx.append_record(
+        TOOL_RESULT,
+        messages=encode_messages([message]),
+        data=msgspec.Raw(msgspec.json.encode(data)),
+        conversation=conversation_id,
+        by_task=task_id,
+    )
+    live = await tx.draft(Live, conversation=conversation_id)
+    live.tools.pop(str(task_id), None)
+    totals = await tx.draft(UsageTotals, conversation=conversation_id)
+    known = totals.tools.setdefault(input.name, {"calls": 0, "usage": {}})
+    known["calls"] += 1
+    for name, amount in result.usage.items():
+        known["usage"][name] = known["usage"].get(name, 0.0) + amount
+
+
+def _with_note(kept: Bounded, limits: OutputLimits) -> str:
+    """The kept text, and a line that tells the model what is not there."""
+    if not kept.dropped_bytes:
+        return kept.text
+    lines = f" in {kept.dropped_lines} whole lines" if kept.dropped_lines else ""
+    what = f"{kept.dropped_bytes} bytes{lines}"
+    if limits.keep == "tail":
+        return f"[{what} before this are left out.]\n{kept.text}"
+    return f"{kept.text}{'' if kept.text.endswith(chr(10)) else chr(10)}[{what} after this are left out.]"
+
+
+def _joined(parts: Sequence[UserPart]) -> list[UserPart]:
+    """Texts that follow one another as one: together they keep the limits."""
+    joined: list[UserPart] = []
+    for part in parts:
+        if isinstance(part, Text) and joined and isinstance(joined[-1], Text):
+            joined[-1] = Text(joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def _diagnostics(all: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text[:MAX_DIAGNOSTIC] for text in all[:MAX_DIAGNOSTICS])
