@@ -1,4 +1,5 @@
-"""A caller's Context: until when it waits, whether it still wants to, and the values it carries (rule 1.3).
+"""A caller's Context: until when it waits, whether it still wants to, and the values it carries (rules K88
+to K93).
 
 Python's own cancellation and ``asyncio.timeout()`` work everywhere besides. A Context bounds a wait; it never
 cancels durable work.
@@ -7,7 +8,7 @@ cancels durable work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -55,13 +56,22 @@ class Context:
             return self._cancelled
         return self._parent.cancelled
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was cancelled or its deadline passed."""
+        if self.cancelled is not None:
+            return True
+        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline
+
+    def error(self) -> ContextCancelled | ContextDeadline:
+        """What a wait that this context ended raises."""
+        reason = self.cancelled
+        return ContextDeadline("the context's deadline passed") if reason is None else ContextCancelled(reason)
+
     def check(self) -> None:
         """Raise ContextCancelled or ContextDeadline if this context no longer wants anything."""
-        reason = self.cancelled
-        if reason is not None:
-            raise ContextCancelled(reason)
-        if self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline:
-            raise ContextDeadline("the context's deadline passed")
+        if self.ended:
+            raise self.error()
 
     def _watch(self, key: object, callback: Callable[[], None]) -> None:
         context: Context | None = self
@@ -82,9 +92,6 @@ class _Background(Context):
     def cancel(self, reason: str = "") -> None:
         raise RuntimeError("BACKGROUND never cancels; make a child() and cancel that")
 
-    def check(self) -> None:
-        return
-
     def _watch(self, key: object, callback: Callable[[], None]) -> None:
         return
 
@@ -99,12 +106,18 @@ BACKGROUND: Context = _Background()
 async def bounded(awaitable: Awaitable[T], context: Context | None) -> T:
     """Await within a context. When the context ends first, the awaitable is cancelled and the context's error raised.
 
-    Pass only waits here (something whose cancellation cancels nothing durable).
+    Pass only waits here (something whose cancellation cancels nothing durable). Cancelling the caller's own task is
+    delivered as that, also when the context ends at the same time.
     """
     if context is None or context is BACKGROUND:
         return await awaitable
-    context.check()
+    if context.ended:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()
+        raise context.error()
     future = asyncio.ensure_future(awaitable)
+    task = asyncio.current_task()
+    cancels = 0 if task is None else task.cancelling()
     expired = False
 
     def end() -> None:
@@ -119,8 +132,8 @@ async def bounded(awaitable: Awaitable[T], context: Context | None) -> T:
     try:
         return await future
     except asyncio.CancelledError:
-        if expired:
-            context.check()
+        if expired and (task is None or task.cancelling() == cancels):
+            raise context.error() from None  # a timer may come a little before its time, so nothing is checked again
         raise
     finally:
         if timer is not None:

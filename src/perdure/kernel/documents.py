@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from perdure.kernel.document import Document, DocumentDefinition, resolve_version
-from perdure.kernel.errors import PerdureError
+from perdure.kernel.errors import NotJson, OperationError, PerdureError, StorageCorrupt
 from perdure.kernel.json import JsonValue, decode_json, encode_json
 from perdure.kernel.observation import Source
 from perdure.kernel.ops import Op, apply, decode_ops, encode_ops
@@ -61,7 +61,7 @@ class DocumentChange:
 class LoadedDocument:
     """An address in use."""
 
-    __slots__ = ("address", "settled", "sources", "staged", "used_at")
+    __slots__ = ("address", "holds", "settled", "sources", "staged", "used_at")
 
     def __init__(self, address: Address, state: DocState, now: float) -> None:
         self.address = address
@@ -70,15 +70,19 @@ class LoadedDocument:
         self.sources: dict[DocumentDefinition, Source[Document]] = {}
         """Observers, by the definition they read with."""
         self.used_at = now
+        self.holds = 0
+        """Open transactions that read or change it."""
 
     @property
     def needed(self) -> bool:
-        """In memory regardless of age: its values differ, or somebody observes it."""
-        return self.staged is not self.settled or any(source.observed for source in self.sources.values())
+        """In memory regardless of age (rules K67 and K114): its values differ, a transaction has it open, or somebody
+        observes it."""
+        observed = any(source.observed for source in self.sources.values())
+        return self.staged is not self.settled or self.holds > 0 or observed
 
 
 def read_state(state: DocState, kind: type[D]) -> D | None:
-    """What a reader using ``kind`` sees; an older stored version is migrated in memory only (rule 1.4)."""
+    """What a reader using ``kind`` sees; an older stored version is migrated in memory only (rule K109)."""
     if state.record is None:
         return None
     value, _ = resolve_version(kind.definition, state.version, state.value)
@@ -86,12 +90,15 @@ def read_state(state: DocState, kind: type[D]) -> D | None:
 
 
 def materialise(stored: StoredDocument) -> DocState:
-    """The value of a stored document: its base and the deltas after it."""
-    value = decode_json(stored.base)
+    """The value of a stored document: its base and the deltas after it. Raises StorageCorrupt."""
     delta_bytes = 0
-    for delta in stored.deltas:
-        value = apply(value, decode_ops(delta))
-        delta_bytes += len(delta)
+    try:
+        value = decode_json(stored.base)
+        for delta in stored.deltas:
+            value = apply(value, decode_ops(delta))
+            delta_bytes += len(delta)
+    except (NotJson, OperationError) as error:
+        raise StorageCorrupt(f"{stored.record.address} cannot be put together from what is stored: {error}") from error
     return DocState(stored.record, stored.version, value, len(stored.base), len(stored.deltas), delta_bytes)
 
 
@@ -157,18 +164,31 @@ class DocumentCache:
         document = self._loaded[address] = LoadedDocument(address, state, self._now())
         return document
 
+    def use(self, document: LoadedDocument) -> None:
+        """It was used just now: the retention counts from here."""
+        document.used_at = self._now()
+
     async def load(self, address: Address) -> LoadedDocument:
-        """From memory, or one read however many ask. A document cannot change while it is not loaded."""
+        """From memory, or one read however many ask. A document cannot change while it is not loaded.
+
+        Whoever awaits this must look whether the document still is in memory (``peek``) before relying on it.
+        """
         document = self._loaded.get(address)
         if document is not None:
-            document.used_at = self._now()
+            self.use(document)
             return document
+        self.sweep()
         loading = self._loading.get(address)
         if loading is None:
             loading = asyncio.ensure_future(self._load(address))
             self._loading[address] = loading
-            loading.add_done_callback(lambda _: self._loading.pop(address, None))
+            loading.add_done_callback(lambda done: self._finish(address, done))
         return await asyncio.shield(loading)
+
+    def _finish(self, address: Address, done: asyncio.Future[LoadedDocument]) -> None:
+        del self._loading[address]
+        if not done.cancelled():
+            done.exception()  # nobody is left to look at it when all who asked were cancelled
 
     async def _load(self, address: Address) -> LoadedDocument:
         stored = await self._read(address)
@@ -176,14 +196,15 @@ class DocumentCache:
         return present if present is not None else self.put(address, ABSENT if stored is None else materialise(stored))
 
     def sweep(self) -> None:
-        """Let go of what was not used for the retention. Called now and then by the session."""
+        """Let go of what was not used for the retention; called with every load and every settled commit."""
         now = self._now()
         if now - self._swept_at < min(self._retention, 30.0):
             return
         self._swept_at = now
         horizon = now - self._retention
         for address, document in list(self._loaded.items()):
-            if document.used_at <= horizon and not document.needed:
+            # What is being read must find here what a transaction put meanwhile, not read past it.
+            if document.used_at <= horizon and not document.needed and address not in self._loading:
                 del self._loaded[address]
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from perdure.kernel.clock import Clock, Entropy, SystemClock, SystemEntropy
-from perdure.kernel.context import Context
+from perdure.kernel.context import Context, bounded
 from perdure.kernel.document import Document
 from perdure.kernel.documents import (
     DocState,
@@ -78,6 +78,7 @@ class _Pending:
     """A staged commit on its way through storage."""
 
     settled: Settled
+    stored: asyncio.Future[None]
     states: list[tuple[LoadedDocument, DocState]]
     waiter: asyncio.Future[None]
 
@@ -103,8 +104,6 @@ class Session(SettledReads):
         self.entropy = entropy
         self.next_id = info.next_id
         self.derivations: list[Derivation] = []
-        self.failed: BaseException | None = None
-        self.closing = False
         self.close_report: CloseReport | None = None
         self._on_report = on_report
         self._line = Line()
@@ -221,13 +220,16 @@ class Session(SettledReads):
         self._line.fail(SessionClosed("the session is closing; nothing new is admitted"))
         stragglers: list[Straggler] = []
         for stop in reversed(self._stoppers):
-            stragglers.extend(await stop(self._drain_ms))
+            try:
+                stragglers.extend(await stop(self._drain_ms))
+            except Exception as error:  # the store must be let go of all the same
+                self.report(Report(type="stop_failed", message="stopping running code failed", error=error))
         while self._last_staged is not None and not self._last_staged.done():
             await asyncio.wait([self._last_staged])
         unreleased = tuple(observer.name for observer in self._open_observers)
         for source in list(self._sources):
             source.end("session_failed" if self.failed else "session_closed", self.failed)
-        report = CloseReport(self.seq, tuple(s.name for s in stragglers), unreleased)
+        self.close_report = report = CloseReport(self.seq, tuple(s.name for s in stragglers), unreleased)
         for name in unreleased:
             self.report(Report(type="unreleased", message=f"{name} was never released"))
         if stragglers:
@@ -235,14 +237,24 @@ class Session(SettledReads):
                 self.report(Report(type="not_stopped", message=f"{straggler.name} did not stop:\n{straggler.stack}"))
             self._release = asyncio.ensure_future(self._release_later(stragglers))
         else:
-            await self.storage.close()
-        self.close_report = report
+            error = await self._close_storage()
+            if error is not None and self.failed is None:
+                raise error
         return report
 
     async def _release_later(self, stragglers: list[Straggler]) -> None:
         """Keep the owner lock until the code that did not stop has returned: nobody may run it beside itself."""
         await asyncio.wait([s.ended for s in stragglers])
-        await self.storage.close()
+        await self._close_storage()
+
+    async def _close_storage(self) -> Exception | None:
+        self.storage_closed = True
+        try:
+            await self.storage.close()
+        except Exception as error:  # of a session that failed, the first cause is what matters
+            self.report(Report(type="close_failed", message="closing the store failed", error=error))
+            return error
+        return None
 
     @override
     def check_outside(self) -> None:
@@ -257,34 +269,26 @@ class Session(SettledReads):
             raise SessionClosed("the session is closed; open the store again")
 
     @override
-    def fail(self, cause: BaseException) -> None:
-        """Storage refused or lost something: end everything that rests on this session (rule 1.7)."""
+    def fail(self, cause: BaseException, *, refused: asyncio.Future[None] | None = None) -> None:
+        """End everything that rests on this session (rules K64 and K129). ``refused``: the commit the cause is of."""
         if self.failed is not None:
             return
         self.failed = cause
-        error = SessionFailed(cause)
-        first = True
         pending, self._pending = self._pending, deque()
         for commit in pending:
-            if not commit.waiter.done():
-                commit.waiter.set_exception(cause if first else error)
-                commit.waiter.exception()  # a caller that was cancelled does not come for it
-            first = False
-        self._line.fail(error)
+            commit.waiter.set_exception(cause if commit.stored is refused else SessionFailed(cause))
+            commit.waiter.exception()  # a caller that was cancelled does not come for it
+        self._line.fail(SessionFailed(cause))
         for source in list(self._sources):
             source.end("session_failed", cause)
+        self.report(Report(type="session_failed", message="the session failed and stopped", error=cause))
         for observe in self._failure_observers:
-            observe(cause)
-        self.report(Report(type="session_failed", message="storage failed; the session stopped", error=cause))
+            try:
+                observe(cause)
+            except Exception as error:  # the others must hear of it too
+                self.report(Report(type="observer_failed", message="an observer of failures raised", error=error))
         if self._closed is None:
             self._closed = asyncio.ensure_future(self._close())
-            self._closed.add_done_callback(self._closed_after_failure)
-
-    def _closed_after_failure(self, closed: asyncio.Future[CloseReport]) -> None:
-        if not closed.cancelled() and closed.exception() is not None:
-            self.report(
-                Report(type="close_failed", message="closing the failed store failed", error=closed.exception())
-            )
 
     def report(self, report: Report) -> None:
         deliver(report, self._on_report)
@@ -314,22 +318,24 @@ class Session(SettledReads):
         return Transaction(self, conversation_id=conversation_id, context=context)
 
     async def enter(self, transaction: Transaction) -> None:
-        self._check_admission(transaction)
+        self.check_admission(transaction.internal)
         await self._line.acquire(transaction.context)
         try:
-            self._check_admission(transaction)
-            if len(self._pending) >= MAX_STAGED:
-                await asyncio.wait([self._pending[0].waiter])
+            self.check_admission(transaction.internal)
+            while len(self._pending) >= MAX_STAGED:
+                await bounded(asyncio.wait([self._pending[0].waiter]), transaction.context)
+                self.check_admission(transaction.internal)
         except BaseException:
             self._line.release()
             raise
         transaction.begin(self.clock.wall(), self._staged_seq + 1)
         self._line_timer = asyncio.get_running_loop().call_later(self._line_bound, self._report_slow, transaction)
 
-    def _check_admission(self, transaction: Transaction) -> None:
+    def check_admission(self, internal: bool) -> None:
+        """Whether a transaction may begin, go on or commit. Raises SessionFailed, SessionClosed, StorageError."""
         if self.info.read_only:
             raise StorageError("this store is open for reading only; open it without read_only to commit")
-        if not transaction.internal or self.failed is not None:
+        if not internal or self.failed is not None:
             self.check_open()
 
     def _report_slow(self, transaction: Transaction) -> None:
@@ -362,8 +368,6 @@ class Session(SettledReads):
         values: Mapping[str, object] | None,
     ) -> asyncio.Future[None]:
         """Hand the batch to storage; from here it settles whatever becomes of its caller."""
-        if self.failed is not None:
-            raise SessionFailed(self.failed)
         try:
             stored = self.storage.commit(batch)
         except BaseException as error:
@@ -387,28 +391,36 @@ class Session(SettledReads):
                 self.live.staged[task.id] = task
             else:
                 self.live.staged.pop(task.id, None)
+        staged.replies.update(reply.mail_id for reply in batch.replies)
         for loaded, state in states:
             loaded.staged = state
             if loaded.address.scope == "task" and state.record is not None:
                 self._task_documents.setdefault(loaded.address.scope_id, set()).add(loaded.address)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         settled = Settled(batch.seq, batch.at, batch, tuple(changes), values or NO_VALUES)
-        self._pending.append(_Pending(settled, states, waiter))
+        self._pending.append(_Pending(settled, stored, states, waiter))
         self._last_staged = waiter
         stored.add_done_callback(self._on_stored)
         return waiter
 
     def _on_stored(self, stored: asyncio.Future[None]) -> None:
-        if stored.cancelled():
-            self.fail(StorageError("the storage cancelled a commit"))
-            return
-        error = stored.exception()
+        error = StorageError("the storage cancelled a commit") if stored.cancelled() else stored.exception()
         if error is not None:
-            self.fail(error)
-        elif self._pending:
-            self._publish(self._pending.popleft())
+            self.fail(error, refused=stored)
+        elif self.failed is None:
+            if self._pending[0].stored is not stored:
+                self.fail(StorageError("the storage settled commits out of order"))
+                return
+            commit = self._pending.popleft()
+            try:
+                self._settle(commit)
+                self._publish(commit)
+            except Exception as broken:  # somebody did not see this commit: nothing may rest on that
+                self.fail(broken)
+            commit.waiter.set_result(None)
 
-    def _publish(self, commit: _Pending) -> None:
+    def _settle(self, commit: _Pending) -> None:
+        """The commit is what reads outside transactions see from here on."""
         settled = commit.settled
         batch = settled.batch
         assert settled.seq == self.seq + 1, "commits settle in order"
@@ -429,16 +441,19 @@ class Session(SettledReads):
                 self.live.settled.pop(task.id, None)
                 self._task_documents.pop(task.id, None)
                 self._old_tasks.discard(task.id)
+        staged.replies.difference_update(reply.mail_id for reply in batch.replies)
         for loaded, state in commit.states:
             loaded.settled = state
+
+    def _publish(self, commit: _Pending) -> None:
+        """Tell observers and watches of it, before the block that made it returns (rules K65 and K70)."""
+        settled = commit.settled
         for observe in self._observers:
             observe(settled)
         for change, (loaded, _) in zip(settled.documents, commit.states, strict=True):
             if loaded.sources:
                 self._publish_document(settled, loaded, change)
         self.documents.sweep()
-        if not commit.waiter.done():
-            commit.waiter.set_result(None)
 
     async def wait_staged(self, own: asyncio.Future[None] | None) -> None:
         """Wait until everything staged so far has settled; a cancellation meanwhile is delivered afterwards."""
@@ -453,7 +468,8 @@ class Session(SettledReads):
                 cancelled = error
         failure = last.exception()
         if failure is not None:
-            raise failure if own is not None else SessionFailed(failure)
+            assert self.failed is not None, "a commit fails with its session"
+            raise failure if own is not None else SessionFailed(self.failed)
         if cancelled is not None:
             raise cancelled
 

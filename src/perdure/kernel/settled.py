@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
@@ -13,6 +14,7 @@ from perdure.kernel import lineage as history
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.document import Document
 from perdure.kernel.documents import (
+    ABSENT,
     DocState,
     DocumentCache,
     DocumentChange,
@@ -20,7 +22,15 @@ from perdure.kernel.documents import (
     materialise,
     read_state,
 )
-from perdure.kernel.errors import NotFound, PerdureError, StorageError
+from perdure.kernel.errors import (
+    ContextCancelled,
+    ContextDeadline,
+    InvalidRead,
+    NotFound,
+    PerdureError,
+    SessionClosed,
+    SessionFailed,
+)
 from perdure.kernel.observation import Frame, Observer, Source, State, Watch
 from perdure.kernel.records import (
     Address,
@@ -74,6 +84,8 @@ class StagedRecords:
     entries: dict[int, EntryRecord] = field(default_factory=dict[int, EntryRecord])
     submissions: dict[int, SubmissionRecord] = field(default_factory=dict[int, SubmissionRecord])
     tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
+    replies: set[int] = field(default_factory=set[int])
+    """Mailbox requests that a staged commit answers."""
 
 
 class SettledReads(ABC):
@@ -85,6 +97,10 @@ class SettledReads(ABC):
         self.documents = documents
         self.seq = info.seq
         """The last settled commit."""
+        self.failed: BaseException | None = None
+        """Why the session failed, once it has."""
+        self.closing = False
+        self.storage_closed = False
         self.live = LiveTasks()
         self.staged = StagedRecords()
         self.open_submissions: dict[int, SubmissionRecord] = {}
@@ -109,13 +125,34 @@ class SettledReads(ABC):
     def check_outside(self) -> None:
         """Raises InsideTransaction inside the calling task's own open transaction."""
 
-    async def _reading(self, read: Awaitable[R], context: Context | None = None) -> R:
-        """A read outside transactions: a storage error in it fails the session (an invalid request does not)."""
+    async def reading(self, read: Awaitable[R], context: Context | None = None) -> R:
+        """Await one read of storage: an error in it fails the session, unless the request was invalid or its caller
+        was cancelled (rules K128, K129 and K131)."""
+        task = asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         try:
-            return await bounded(read, context)
-        except StorageError as error:
-            self.fail(error)
+            found = await bounded(read, context)
+        except (InvalidRead, ContextCancelled, ContextDeadline):
             raise
+        except Exception as error:
+            if self.failed is not None and self.failed is not error:
+                raise SessionFailed(self.failed) from error
+            if self.storage_closed:
+                raise SessionClosed("the session was closed while this read was under way") from error
+            given_up = task is not None and task.cancelling() > cancels
+            if not given_up and (context is None or not context.ended):
+                self.fail(error)
+            raise
+        if self.failed is not None:
+            raise SessionFailed(self.failed)
+        return found
+
+    async def load_document(self, address: Address, context: Context | None = None) -> LoadedDocument:
+        """What lives at an address, in memory as this returns."""
+        while True:
+            loaded = await self.reading(self.documents.load(address), context)
+            if self.documents.peek(address) is loaded:
+                return loaded
 
     def _check_read(self) -> None:
         self.check_outside()
@@ -124,7 +161,7 @@ class SettledReads(ABC):
     async def find_conversation(self, id: int) -> ConversationRecord | None:
         found = self.staged.conversations.get(id) or self._known_conversations.get(id)
         if found is None:
-            found = await self.storage.conversation(id)
+            found = await self.reading(self.storage.conversation(id))
             if found is not None:
                 remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
         return found
@@ -133,29 +170,29 @@ class SettledReads(ABC):
         self._check_read()
         found = self._known_conversations.get(id)
         if found is None:
-            found = await self._reading(self.storage.conversation(id))
+            found = await self.reading(self.storage.conversation(id))
             if found is not None:
                 remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
         return found
 
     async def entry(self, id: int) -> EntryRecord | None:
         self._check_read()
-        return await self._reading(self.storage.entry(id))
+        return await self.reading(self.storage.entry(id))
 
     async def submission(self, id: int) -> SubmissionRecord | None:
         self._check_read()
         if id not in self.staged.submissions and id in self.open_submissions:
             return self.open_submissions[id]
-        return await self._reading(self.storage.submission(id))
+        return await self.reading(self.storage.submission(id))
 
     async def task(self, id: int) -> TaskRecord | None:
         """A live task from memory; an ended one from storage."""
         self._check_read()
-        return self.live.settled.get(id) or await self._reading(self.storage.task(id))
+        return self.live.settled.get(id) or await self.reading(self.storage.task(id))
 
     async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
         self._check_read()
-        return await self._reading(self.storage.request(conversation_id, request_id))
+        return await self.reading(self.storage.request(conversation_id, request_id))
 
     async def lineage(self, conversation_id: int, *, staged: bool = False) -> tuple[Segment, ...]:
         """Whose entries a conversation shows. Raises NotFound."""
@@ -165,7 +202,7 @@ class SettledReads(ABC):
             return known
         record = self.staged.conversations.get(conversation_id) if staged else None
         if record is None:
-            segments = await self.storage.lineage(conversation_id)
+            segments = await self.reading(self.storage.lineage(conversation_id))
         elif record.parent is None:
             segments = (Segment(conversation_id, 0, None),)
         else:
@@ -189,21 +226,21 @@ class SettledReads(ABC):
     ) -> list[EntryRecord]:
         """Entries of a conversation through its forks with ``first <= id <= last``. Raises NotFound, InvalidRead."""
         self._check_read()
-        segments = await self._reading(self.lineage(conversation_id))
+        segments = await bounded(self.lineage(conversation_id), context)
         read = self.storage.entries(segments, first=first, last=last, order=order, limit=limit)
-        return await self._reading(read, context)
+        return await self.reading(read, context)
 
     async def head(self, conversation_id: int, *, last: int | None = None) -> EntryRecord | None:
         """The newest head marker at or below ``last``: where the model's context begins."""
         self._check_read()
-        segments = await self._reading(self.lineage(conversation_id))
-        return await self._reading(self.storage.head(segments, last=last))
+        segments = await self.lineage(conversation_id)
+        return await self.reading(self.storage.head(segments, last=last))
 
     async def conversations(
         self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = 100
     ) -> list[ConversationRecord]:
         self._check_read()
-        return await self._reading(self.storage.conversations(owner=owner, after=after, limit=limit))
+        return await self.reading(self.storage.conversations(owner=owner, after=after, limit=limit))
 
     async def tasks(
         self,
@@ -216,7 +253,7 @@ class SettledReads(ABC):
     ) -> list[TaskRecord]:
         self._check_read()
         read = self.storage.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
-        return await self._reading(read)
+        return await self.reading(read)
 
     async def submissions(
         self,
@@ -228,7 +265,7 @@ class SettledReads(ABC):
     ) -> list[SubmissionRecord]:
         self._check_read()
         read = self.storage.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
-        return await self._reading(read)
+        return await self.reading(read)
 
     async def snapshot(
         self,
@@ -248,14 +285,13 @@ class SettledReads(ABC):
         self._check_read()
         address = address_of(kind, conversation, task, key)
         if at is None:
-            loaded = await self._reading(self.documents.load(address), context)
-            return read_state(loaded.settled, kind)
-        return await self._reading(self._snapshot_at(kind, address, at), context)
+            return read_state((await self.load_document(address, context)).settled, kind)
+        return await bounded(self._snapshot_at(kind, address, at), context)
 
     async def _snapshot_at(self, kind: type[D], address: Address, at: int) -> D | None:
         if kind.definition.history != "rewindable":
             raise ValueError(f"{kind.definition.kind} keeps its latest value only; declare it history='rewindable'")
-        entry = await self.storage.entry(at)
+        entry = await self.reading(self.storage.entry(at))
         if entry is None:
             raise NotFound(f"there is no entry {at}")
         if address.scope == "conversation":
@@ -263,14 +299,19 @@ class SettledReads(ABC):
             if not history.contains(segments, entry.conversation_id, entry.id):
                 raise NotFound(f"entry {at} is not visible from conversation {address.scope_id}")
             address = Address(address.kind, address.scope, entry.conversation_id, address.key)
-        stored = await self.storage.document(address, at=entry.seq)
-        return None if stored is None else read_state(materialise(stored), kind)
+        state = await self.reading(self.read_document(address, entry.seq))
+        return read_state(state, kind)
+
+    async def read_document(self, address: Address, at: int) -> DocState:
+        """What lived at an address after commit ``at``."""
+        stored = await self.storage.document(address, at=at)
+        return ABSENT if stored is None else materialise(stored)
 
     async def task_documents(self, task_id: int) -> list[Address]:
         """Addresses of the task-scoped documents that may live: from memory, or read for tasks live at open."""
         known = self._task_documents.get(task_id, set())
         if task_id in self._old_tasks:
-            stored = await self.storage.documents("task", task_id)
+            stored = await self.reading(self.storage.documents("task", task_id))
             known = known | {record.address for record in stored}
         return sorted(known, key=str)
 
@@ -328,7 +369,7 @@ class SettledReads(ABC):
 
     async def _document_source(self, kind: type[D], address: Address, context: Context | None) -> Source[D]:
         self._check_read()
-        loaded = await self._reading(self.documents.load(address), context)
+        loaded = await self.load_document(address, context)
         if loaded.settled.record is None:
             raise NotFound(f"nothing lives at {address}")
         known = loaded.sources.get(kind.definition)
@@ -341,6 +382,7 @@ class SettledReads(ABC):
         def forget() -> None:
             loaded.sources.pop(definition, None)
             self.drop_source(source)
+            self.documents.use(loaded)
 
         source: Source[D] = Source(str(address), seq=self.seq, value=value, on_idle=forget)
         loaded.sources[definition] = source  # pyright: ignore[reportArgumentType]

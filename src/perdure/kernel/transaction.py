@@ -1,4 +1,5 @@
-"""One transaction on the mutation line: what it reads, what it stages, and how its block ends (rules of 1.2).
+"""One transaction on the mutation line: what it reads, what it stages, and how its block ends (rules K41 to
+K49, K59 to K66).
 
     async with session.commit() as tx:
         tx.append(Audit(accepted=7))
@@ -21,14 +22,11 @@ from perdure.kernel import lineage as history
 from perdure.kernel.context import Context
 from perdure.kernel.document import Document
 from perdure.kernel.documents import (
-    ABSENT,
     DocState,
     ForkConflict,
-    materialise,
-    write_base,
 )
 from perdure.kernel.entries import Entry
-from perdure.kernel.errors import NotFound, RequestConflict, TransactionClosed
+from perdure.kernel.errors import InvalidTransition, NotFound, RequestConflict, TransactionClosed
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     EMPTY_LIST,
@@ -91,16 +89,17 @@ class Transaction(TransactionDocuments):
         context: Context | None = None,
         internal: bool = False,
     ) -> None:
-        super().__init__(session, conversation_id)
+        super().__init__(session, conversation_id, internal=internal)
         self.by_task = by_task
         self.context = context
-        self.internal = internal
         self.progress = False
         """Set by code whose only writes are throttled progress: the commit may be acknowledged before it is flushed."""
         self.default_owner: int | None = None
         self._settled: asyncio.Future[None] | None = None
+        self._first_id = 0
+        """Ids from here on are this transaction's own."""
         self._forked: set[int] = set()
-        self._replies: list[MailReply] = []
+        self._replies: dict[int, MailReply] = {}
 
     # --- the block ---------------------------------------------------------------------------------------------
 
@@ -118,11 +117,13 @@ class Transaction(TransactionDocuments):
         try:
             try:
                 if error is None:
+                    self.check_open()
                     for derive in session.derivations:
                         more = derive(self)
                         if more is not None:
                             await more
                     await self._retire_task_documents()
+                    await self._check()
                     self._stage()
             finally:
                 self._close()
@@ -139,12 +140,11 @@ class Transaction(TransactionDocuments):
 
     def begin(self, at: int, seq: int) -> None:
         """The line is ours: the commit's time and number are known."""
-        self.at, self._seq = at, seq
+        self.at, self._seq, self._first_id = at, seq, self.session.next_id
 
     def _close(self) -> None:
         self._open = False
-        for draft in self._drafts.values():
-            draft.recorder.close()
+        self._release_documents()
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -154,9 +154,14 @@ class Transaction(TransactionDocuments):
         return self.session.mint()
 
     def create_conversation(self, *, owner: int | None, root: bool = False) -> ConversationRecord:
-        """A new conversation, owned by a task or ownerless. ``root`` gives it the reserved id (once)."""
-        record = ConversationRecord(id=ROOT_CONVERSATION if root else self.new_id(), created_at=self.at, owner=owner)
+        """A new conversation, owned by a task or ownerless. ``root`` gives it the reserved id (rule K24).
+
+        Leaving the block raises InvalidTransition if there is a root already.
+        """
         self.check_open()
+        if root and ROOT_CONVERSATION in self._conversations:
+            raise InvalidTransition("the root conversation is created once")
+        record = ConversationRecord(id=ROOT_CONVERSATION if root else self.new_id(), created_at=self.at, owner=owner)
         self._conversations[record.id] = record
         return record
 
@@ -171,7 +176,7 @@ class Transaction(TransactionDocuments):
         session = self.session
         await session.settled_here()
         segments = await session.lineage(conversation_id, staged=True)
-        entry = await session.storage.entry(at)
+        entry = await session.reading(session.storage.entry(at))
         if entry is None or not history.contains(segments, entry.conversation_id, entry.id):
             raise NotFound(f"entry {at} is not visible from conversation {conversation_id}")
         record = ConversationRecord(
@@ -179,17 +184,17 @@ class Transaction(TransactionDocuments):
         )
         self._conversations[record.id] = record
         self._forked.add(conversation_id)
-        for old in await session.storage.documents("conversation", entry.conversation_id, at=entry.seq):
+        then = session.storage.documents("conversation", entry.conversation_id, at=entry.seq)
+        for old in await session.reading(then):
             if old.fork == "as_of":
-                stored = await session.storage.document(old.address, at=entry.seq)
-                assert stored is not None, "a document alive at a commit can be read there"
-                self._copy_document(materialise(stored), record.id)
-        for old in await session.storage.documents("conversation", conversation_id):
+                await self._copy(await session.reading(session.read_document(old.address, entry.seq)), record.id)
+        now = session.storage.documents("conversation", conversation_id)
+        for old in await session.reading(now):
             if old.fork == "current":
-                self._copy_document((await session.documents.load(old.address)).staged, record.id)
+                await self._copy((await session.load_document(old.address)).staged, record.id)
         return record
 
-    def _copy_document(self, state: DocState, conversation_id: int) -> None:
+    async def _copy(self, state: DocState, conversation_id: int) -> None:
         assert state.record is not None, "only what lives is copied"
         record = structs.replace(
             state.record,
@@ -198,8 +203,8 @@ class Transaction(TransactionDocuments):
             created_at=self.at,
             created_seq=self._seq,
         )
-        copied, write = write_base(record, state.version, state.value)
-        self._copies.append((self.session.documents.put(record.address, ABSENT), copied, write))
+        await self._load(record.address)
+        self._copies[record.address] = DocState(record, state.version, state.value)
 
     def append(
         self,
@@ -209,7 +214,8 @@ class Transaction(TransactionDocuments):
         head: int | Literal["self"] | None = None,
         edits: Sequence[Edit] = (),
     ) -> EntryRecord:
-        """Append a typed entry. Raises NotJson if a field or message is not strict JSON."""
+        """Append a typed entry. Raises NotJson if a field or message is not strict JSON; leaving the block raises
+        NotFound if the conversation does not exist."""
         return self.append_record(
             type(entry).kind,
             messages=to_raw(list(entry.messages()), at=f"{entry.kind}.messages"),
@@ -304,9 +310,15 @@ class Transaction(TransactionDocuments):
         """Stage a task record, whole. Raises InvalidTransition."""
         self.check_open()
         old = self._tasks.get(record.id) or self.session.live.staged.get(record.id)
+        if old is None and not self._is_new(record.id):
+            raise InvalidTransition(f"task {record.id} is terminal or unknown; only a live task moves on")
         if old is not record:
             check_task_move(old, record)
             self._tasks[record.id] = record
+
+    def _is_new(self, id: int) -> bool:
+        """Whether this transaction minted the id."""
+        return self._first_id <= id < self.session.next_id
 
     def new_submission(
         self,
@@ -318,7 +330,8 @@ class Transaction(TransactionDocuments):
         conversation: int | None = None,
         entry: int | None = None,
     ) -> SubmissionRecord:
-        """A new submission. Look its request id up with ``request()`` first."""
+        """A new submission. Look its request id up with ``request()`` first: leaving the block raises RequestConflict
+        or InvalidTransition if it is taken."""
         record = SubmissionRecord(
             id=self.new_id(),
             conversation_id=self._here(conversation),
@@ -347,11 +360,36 @@ class Transaction(TransactionDocuments):
             raise RequestConflict(existing.request_id, existing.id)
 
     def reply(self, mail_id: int, *, ok: bool, result: JsonValue = None) -> None:
-        """Answer a mailbox request in this commit."""
+        """Answer a mailbox request in this commit. Leaving the block raises NotFound if it is not waiting."""
         self.check_open()
-        self._replies.append(MailReply(mail_id, ok, to_raw(result, at="reply")))
+        if mail_id in self._replies:
+            raise InvalidTransition(f"request {mail_id} of the mailbox is answered once")
+        self._replies[mail_id] = MailReply(mail_id, ok, to_raw(result, at="reply"))
 
     # --- staging -----------------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        """Refuse what storage would refuse: there it would fail the session (rule K63)."""
+        session = self.session
+        if ROOT_CONVERSATION in self._conversations and await session.find_conversation(ROOT_CONVERSATION) is not None:
+            raise InvalidTransition("the root conversation is there already; it is created once")
+        new = [record for record in (*self._tasks.values(), *self._submissions.values()) if self._is_new(record.id)]
+        for place in dict.fromkeys(record.conversation_id for record in (*self._entries.values(), *new)):
+            await self.conversation(place)
+        asked: dict[tuple[int, str], SubmissionRecord] = {}
+        for record in self._submissions.values():
+            if record.request_id is not None and self._is_new(record.id):
+                key = (record.conversation_id, record.request_id)
+                holder = asked.setdefault(key, record)
+                if holder is record and key not in self._free_requests:
+                    holder = await self._earlier_request(*key) or record
+                if holder is not record:
+                    self.check_request(holder, record.digest)
+                    raise InvalidTransition(f"submission {holder.id} has this request id already; look it up first")
+        for mail_id in self._replies:
+            waiting = await session.reading(session.storage.mail(after=mail_id - 1, limit=1))
+            if mail_id in session.staged.replies or [mail.id for mail in waiting] != [mail_id]:
+                raise NotFound(f"no request {mail_id} waits in the mailbox")
 
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
@@ -363,6 +401,7 @@ class Transaction(TransactionDocuments):
                 raise ForkConflict(
                     f"{record.address} belongs to a conversation this transaction forks; change it in another"
                 )
+        self.check_open()
         session = self.session
         batch = Batch(
             seq=self._seq,
@@ -373,7 +412,7 @@ class Transaction(TransactionDocuments):
             submissions=list(self._submissions.values()),
             tasks=list(self._tasks.values()),
             documents=writes,
-            replies=self._replies,
+            replies=list(self._replies.values()),
             progress=self.progress,
         )
         values = self.context.values if self.context is not None else None

@@ -1,4 +1,4 @@
-"""The documents a transaction reads, changes and retires, and what that writes (rules of 1.4)."""
+"""The documents a transaction reads, changes and retires, and what that writes (rules K99 to K113)."""
 
 from __future__ import annotations
 
@@ -55,15 +55,16 @@ class OpenDraft:
 class TransactionDocuments(TransactionReads):
     """The documents' part of a Transaction."""
 
-    def __init__(self, session: Session, conversation_id: int | None) -> None:
-        super().__init__(session, conversation_id)
+    def __init__(self, session: Session, conversation_id: int | None, *, internal: bool) -> None:
+        super().__init__(session, conversation_id, internal=internal)
         self.at = 0
         """The commit's time, wall clock ms."""
         self._seq = 0
         self._drafts: dict[Address, OpenDraft] = {}
         self._retired: dict[Address, LoadedDocument] = {}
-        self._copies: list[tuple[LoadedDocument, DocState, DocumentWrite]] = []
-        """Documents a forked conversation begins with."""
+        self._copies: dict[Address, DocState] = {}
+        """Documents a forked conversation begins with, unless they are drafted too."""
+        self._held: dict[Address, LoadedDocument] = {}
 
     def _address(self, kind: type[Document], conversation: int | None, task: int | None, key: str) -> Address:
         return address_of(kind, self.conversation_id if conversation is None else conversation, task, key)
@@ -77,18 +78,22 @@ class TransactionDocuments(TransactionReads):
         draft = self._drafts.get(address)
         if draft is not None:
             return kind.from_json(draft.recorder.value)
-        if address in self._retired:
-            return None
-        return read_state((await self._load(address)).staged, kind)
+        return read_state(self._current(await self._load(address)), kind)
 
     async def draft(
         self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
     ) -> D:
-        """The document to change, created if nothing lives there. One draft an address; dead once the block ends."""
+        """The document to change, created if nothing lives there. One draft an address; dead once the block ends.
+
+        Raises NotFound if its conversation does not exist, or its task is not live; DocumentVersionError.
+        """
         self.check_open()
         address = self._address(kind, conversation, task, key)
-        if address not in self._drafts:
-            await self._load(address)
+        if address not in self._drafts and self._current(await self._load(address)).record is None:
+            if address.scope == "conversation":
+                await self.conversation(address.scope_id)
+            elif address.scope == "task" and self.live_task(address.scope_id) is None:
+                raise NotFound(f"{address}: that task is not live, and documents of an ended task have retired")
         return self._draft(kind, address)
 
     def loaded_draft(
@@ -99,8 +104,9 @@ class TransactionDocuments(TransactionReads):
         address = self._address(kind, conversation, task, key)
         if address not in self._drafts:
             loaded = self.session.documents.peek(address)
-            if loaded is None or loaded.staged.record is None or address in self._retired:
+            if loaded is None or self._current(loaded).record is None:
                 return None
+            self._hold(loaded)
         return self._draft(kind, address)
 
     async def retire(
@@ -112,16 +118,37 @@ class TransactionDocuments(TransactionReads):
         if address in self._drafts:
             raise ValueError(f"{address}: a document is changed or retired in one transaction, not both")
         loaded = await self._load(address)
-        if loaded.staged.record is None or address in self._retired:
+        if self._current(loaded).record is None:
             raise NotFound(f"nothing lives at {address}")
-        self._retired[address] = loaded
+        if self._copies.pop(address, None) is None:
+            self._retired[address] = loaded
+
+    def _current(self, loaded: LoadedDocument) -> DocState:
+        """What this transaction has at an address, drafts aside."""
+        if loaded.address in self._retired:
+            return ABSENT
+        return self._copies.get(loaded.address, loaded.staged)
 
     async def _load(self, address: Address) -> LoadedDocument:
-        documents = self.session.documents
-        loaded = documents.peek(address)
+        loaded = self.session.documents.peek(address)
         if loaded is None and self._is_born(address):
-            return documents.put(address, ABSENT)
-        return loaded or await documents.load(address)
+            loaded = self.session.documents.put(address, ABSENT)
+        return self._hold(loaded or await self.session.load_document(address))
+
+    def _hold(self, loaded: LoadedDocument) -> LoadedDocument:
+        """Keep it in memory while the block is open: what is staged over it must be found there (rule K67)."""
+        if loaded.address not in self._held:
+            self._held[loaded.address] = loaded
+            loaded.holds += 1
+        return loaded
+
+    def _release_documents(self) -> None:
+        for draft in self._drafts.values():
+            draft.recorder.close()
+        for loaded in self._held.values():
+            loaded.holds -= 1
+            self.session.documents.use(loaded)
+        self._held.clear()
 
     def _is_born(self, address: Address) -> bool:
         """Whether the conversation or task it would belong to is created by this very transaction."""
@@ -139,12 +166,11 @@ class TransactionDocuments(TransactionReads):
             if not isinstance(open_draft.document, kind):
                 raise ValueError(f"{address} is open in this transaction as {type(open_draft.document).__name__}")
             return open_draft.document
-        loaded = self.session.documents.peek(address)
-        assert loaded is not None, "a draft opens over a loaded document"
+        loaded = self._held[address]
         definition = kind.definition
-        state = loaded.staged
-        born = migrated = False
-        if state.record is None or address in self._retired:
+        state = self._current(loaded)
+        born, migrated = address in self._copies, False
+        if state.record is None:
             born = True
             record = DocumentRecord(
                 id=self.session.mint(),
@@ -163,18 +189,22 @@ class TransactionDocuments(TransactionReads):
             value, migrated = resolve_version(definition, state.version, state.value)
         recorder = Recorder(value, at=definition.kind)
         document = kind.over(recorder)
+        self._copies.pop(address, None)
         self._drafts[address] = OpenDraft(loaded, state, document, recorder, born=born, migrated=migrated)
         return document
 
     async def _retire_task_documents(self) -> None:
-        """Task-scoped documents retire in the commit that makes their task terminal (rule 1.4)."""
+        """Task-scoped documents retire in the commit that ends their task, changed in it or not (rule K113)."""
         for record in self._tasks.values():
-            if type(record.state) is Terminal:
-                for address in await self.session.task_documents(record.id):
-                    if address not in self._retired and address not in self._drafts:
-                        loaded = await self._load(address)
-                        if loaded.staged.record is not None:
-                            self._retired[address] = loaded
+            if type(record.state) is not Terminal:
+                continue
+            drafted = [a for a in self._drafts if a.scope == "task" and a.scope_id == record.id]
+            for address in drafted:
+                self._drafts.pop(address).recorder.close()
+            for address in [*drafted, *await self.session.task_documents(record.id)]:
+                loaded = await self._load(address)
+                if loaded.staged.record is not None:
+                    self._retired[address] = loaded
 
     def _document_writes(
         self,
@@ -188,10 +218,12 @@ class TransactionDocuments(TransactionReads):
             writes.append(write)
             changes.append(DocumentChange(write.record, old.value, None, ()))
             states.append((loaded, ABSENT))
-        for loaded, state, write in self._copies:
+        for address, copy in self._copies.items():
+            assert copy.record is not None, "only what lives is copied"
+            state, write = write_base(copy.record, copy.version, copy.value)
             writes.append(write)
             changes.append(DocumentChange(write.record, None, state.value, (Set((), state.value),)))
-            states.append((loaded, state))
+            states.append((self._held[address], state))
         for draft in self._drafts.values():
             ops: tuple[Op, ...] = draft.recorder.ops
             if not (ops or draft.born or draft.migrated):

@@ -1,8 +1,8 @@
-"""What a transaction reads: its own writes, then what earlier transactions staged, then storage (rules of 1.2)."""
+"""What a transaction reads: its own writes, then what earlier transactions staged, then storage (rules K45, K60)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.kernel import lineage as history
@@ -14,27 +14,35 @@ from perdure.kernel.records import (
     SubmissionStatus,
     TaskRecord,
 )
-from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Order
+from perdure.kernel.storage import ANY, Anything, Order
 
 if TYPE_CHECKING:
     from perdure.kernel.session import Session
+
+R = TypeVar("R", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
 
 class TransactionReads:
     """The reading half of a Transaction, over the records it has staged itself."""
 
-    def __init__(self, session: Session, conversation_id: int | None) -> None:
+    def __init__(self, session: Session, conversation_id: int | None, *, internal: bool) -> None:
         self.session = session
         self.conversation_id = conversation_id
+        self.internal = internal
+        """Admitted while the session closes."""
         self._open = False
         self._conversations: dict[int, ConversationRecord] = {}
         self._entries: dict[int, EntryRecord] = {}
         self._tasks: dict[int, TaskRecord] = {}
         self._submissions: dict[int, SubmissionRecord] = {}
+        self._free_requests: set[tuple[int, str]] = set()
+        """Request ids that no earlier transaction used."""
 
     def check_open(self) -> None:
+        """Raises TransactionClosed after the block, SessionFailed or SessionClosed once nothing can be committed."""
         if not self._open:
             raise TransactionClosed("this transaction's block has ended; begin another with commit()")
+        self.session.check_admission(self.internal)
 
     def _here(self, conversation: int | None) -> int:
         where = self.conversation_id if conversation is None else conversation
@@ -51,34 +59,38 @@ class TransactionReads:
     async def entry(self, id: int) -> EntryRecord:
         """Raises NotFound."""
         self.check_open()
-        found = self._entries.get(id) or self.session.staged.entries.get(id) or await self.session.storage.entry(id)
-        return _found(found, "entry", id)
+        session = self.session
+        found = self._entries.get(id) or session.staged.entries.get(id)
+        return _found(found or await session.reading(session.storage.entry(id)), "entry", id)
 
     async def submission(self, id: int) -> SubmissionRecord:
         """Raises NotFound."""
         self.check_open()
-        found = (
-            self._submissions.get(id)
-            or self.session.staged.submissions.get(id)
-            or self.session.open_submissions.get(id)
-            or await self.session.storage.submission(id)
-        )
-        return _found(found, "submission", id)
+        session = self.session
+        found = self._submissions.get(id) or session.staged.submissions.get(id) or session.open_submissions.get(id)
+        return _found(found or await session.reading(session.storage.submission(id)), "submission", id)
 
     async def task(self, id: int) -> TaskRecord:
         """Raises NotFound."""
         self.check_open()
-        found = self.live_task(id) or self._tasks.get(id) or self.session.staged.tasks.get(id)
-        return _found(found or await self.session.storage.task(id), "task", id)
+        session = self.session
+        found = self.live_task(id) or self._tasks.get(id) or session.staged.tasks.get(id)
+        return _found(found or await session.reading(session.storage.task(id)), "task", id)
 
     async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
         """The submission that holds the request id in this conversation, whatever became of it."""
         self.check_open()
-        for submissions in (self._submissions, self.session.staged.submissions):
-            for record in submissions.values():
-                if record.request_id == request_id and record.conversation_id == conversation_id:
-                    return record
-        return await self.session.storage.request(conversation_id, request_id)
+        own = _asked(self._submissions, conversation_id, request_id)
+        return own or await self._earlier_request(conversation_id, request_id)
+
+    async def _earlier_request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+        session = self.session
+        found = _asked(session.staged.submissions, conversation_id, request_id) or await session.reading(
+            session.storage.request(conversation_id, request_id)
+        )
+        if found is None:
+            self._free_requests.add((conversation_id, request_id))
+        return found
 
     async def entries(
         self,
@@ -93,7 +105,8 @@ class TransactionReads:
         self.check_open()
         segments = await self._lineage(self._here(conversation))
         await self.session.settled_here()
-        stored = await self.session.storage.entries(segments, first=first, last=last, order=order, limit=limit)
+        read = self.session.storage.entries(segments, first=first, last=last, order=order, limit=limit)
+        stored = await self.session.reading(read)
         own = [e for e in self._entries.values() if history.contains(segments, e.conversation_id, e.id)]
         inside = [e for e in own if e.id >= first and (last is None or e.id <= last)]
         return _merge(stored, inside, limit, descending=order == "descending")
@@ -112,7 +125,7 @@ class TransactionReads:
         if own:
             return max(own, key=_by_id)
         await self.session.settled_here()
-        return await self.session.storage.head(segments, last=last)
+        return await self.session.reading(self.session.storage.head(segments, last=last))
 
     async def conversations(
         self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = 100
@@ -120,7 +133,8 @@ class TransactionReads:
         """Conversations with id > ``after``, by owner."""
         self.check_open()
         await self.session.settled_here()
-        stored = await self.session.storage.conversations(owner=owner, after=after, limit=limit)
+        read = self.session.storage.conversations(owner=owner, after=after, limit=limit)
+        stored = await self.session.reading(read)
         own = [c for c in self._conversations.values() if c.id > after and owner in (ANY, c.owner)]
         return _merge(stored, own, limit)
 
@@ -136,10 +150,13 @@ class TransactionReads:
         """Tasks with id > ``after``, in id order."""
         self.check_open()
         await self.session.settled_here()
-        limit_stored = min(limit + len(self._tasks), MAX_SCAN)
-        stored = await self.session.storage.tasks(
-            conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit_stored
-        )
+
+        def read(after: int) -> Awaitable[list[TaskRecord]]:
+            return self.session.storage.tasks(
+                conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit
+            )
+
+        stored = await self._unchanged(read, self._tasks, after, limit)
         own = [
             t
             for t in self._tasks.values()
@@ -148,7 +165,7 @@ class TransactionReads:
             and kind in (None, t.kind)
             and live in (None, t.live)
         ]
-        return _merge([t for t in stored if t.id not in self._tasks], own, limit)
+        return _merge(stored, own, limit)
 
     async def submissions(
         self,
@@ -161,16 +178,31 @@ class TransactionReads:
         """Submissions with id > ``after``, in id order."""
         self.check_open()
         await self.session.settled_here()
-        limit_stored = min(limit + len(self._submissions), MAX_SCAN)
-        stored = await self.session.storage.submissions(
-            conversation_id=conversation_id, status=status, after=after, limit=limit_stored
-        )
+
+        def read(after: int) -> Awaitable[list[SubmissionRecord]]:
+            return self.session.storage.submissions(
+                conversation_id=conversation_id, status=status, after=after, limit=limit
+            )
+
+        stored = await self._unchanged(read, self._submissions, after, limit)
         own = [
             s
             for s in self._submissions.values()
             if s.id > after and conversation_id in (None, s.conversation_id) and status in (None, s.status)
         ]
-        return _merge([s for s in stored if s.id not in self._submissions], own, limit)
+        return _merge(stored, own, limit)
+
+    async def _unchanged(
+        self, read: Callable[[int], Awaitable[list[R]]], own: Mapping[int, R], after: int, limit: int
+    ) -> list[R]:
+        """Stored records that this transaction has not replaced, page by page: ``limit`` of them, or all there are."""
+        found: list[R] = []
+        while True:
+            page = await self.session.reading(read(after))
+            found.extend(record for record in page if record.id not in own)
+            if len(page) < limit or len(found) >= limit:
+                return found
+            after = page[-1].id
 
     def live_task(self, id: int) -> TaskRecord | None:
         """The live task as this transaction leaves it so far, from memory; None if it is terminal or unknown."""
@@ -216,13 +248,19 @@ class TransactionReads:
         return history.fork(await self._lineage(own.parent.conversation), own.parent.at, own.id)
 
 
-R = TypeVar("R", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
-
-
 def _found(record: R | None, what: str, id: int) -> R:
     if record is None:
         raise NotFound(f"there is no {what} {id}")
     return record
+
+
+def _asked(
+    submissions: Mapping[int, SubmissionRecord], conversation_id: int, request_id: str
+) -> SubmissionRecord | None:
+    for record in submissions.values():
+        if record.request_id == request_id and record.conversation_id == conversation_id:
+            return record
+    return None
 
 
 def _by_id(record: ConversationRecord | EntryRecord | SubmissionRecord | TaskRecord) -> int:
