@@ -1,0 +1,225 @@
+"""The derived contexts of the conversations in use, kept in memory and extended by what settles (rule H62).
+
+One that is not here is read from the newest head on, page by page; then every settled entry is added as it comes.
+Bounded by number, by entries and by age.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from perdure.harness.context import Messages, ModelContext
+from perdure.harness.prompt import Shown, matters
+from perdure.kernel.records import EntryRecord
+from perdure.kernel.reports import Report
+from perdure.kernel.session import Session, Settled
+from perdure.kernel.storage import MAX_SCAN
+from perdure.kernel.transaction import Transaction
+
+MOST_CONVERSATIONS = 1_000
+MOST_ENTRIES = 200_000
+"""Of all conversations together; the one in use stays whatever its size."""
+MOST_PENDING = 10_000
+"""Entries a conversation may get between two requests before it is let go of."""
+RETENTION_S = 600.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """One conversation's context. It lags behind what settled: entries wait until a request wants them."""
+
+    context: ModelContext
+    shown: Shown = field(default_factory=Shown)
+    """As of ``newest``."""
+    newest: int = 0
+    """The newest settled entry."""
+    pending: deque[EntryRecord] = field(default_factory=deque[EntryRecord])
+    """Settled entries the context has not been fed yet."""
+    used_at: float = 0.0
+    loaded: asyncio.Future[None] | None = None
+    """Done once its history has been read; None: there was nothing to read."""
+    reported: int = 0
+    counted: int = 0
+    """Its share of the entries in memory, as of its last use."""
+
+    def note(self, entry: EntryRecord) -> None:
+        if entry.id > self.newest:
+            self.newest = entry.id
+            self.pending.append(entry)
+            if matters(entry):
+                self.shown.feed(entry)
+
+    @property
+    def loading(self) -> bool:
+        return self.loaded is not None and not self.loaded.done()
+
+    @property
+    def entries(self) -> int:
+        return self.context.size + len(self.pending)
+
+
+class Contexts:
+    """Made once a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        """By conversation, the longest unused first."""
+        self._entries = 0
+        """How many entries they held at their last uses, together."""
+        session.observe(self._observe)
+
+    def _observe(self, settled: Settled) -> None:
+        for conversation in settled.batch.conversations:
+            if conversation.parent is None and conversation.id not in self._held:
+                # Its history is known without reading: it begins here.
+                self._keep(conversation.id, _Held(ModelContext()))
+        for entry in settled.batch.entries:
+            held = self._held.get(entry.conversation_id)
+            if held is not None:
+                held.note(entry)
+                if len(held.pending) > MOST_PENDING and not held.loading:
+                    self._drop(entry.conversation_id)
+
+    def known(self, conversation_id: int) -> bool:
+        """Whether the conversation can be prepared without reading its history."""
+        held = self._held.get(conversation_id)
+        return held is not None and not held.loading
+
+    def shown(self, tx: Transaction, conversation_id: int) -> tuple[Shown, int] | None:
+        """The sections a transaction sees shown, and the newest entry it sees; None: ``load`` first.
+
+        Costs what is staged and not settled yet.
+        """
+        held = self._held.get(conversation_id)
+        if held is None or held.loading:
+            return None
+        self._touch(conversation_id, held)
+        shown, newest, own = held.shown, held.newest, False
+        for entries in (self._session.staged.entries.values(), tx.new_entries):
+            for entry in entries:
+                if entry.conversation_id == conversation_id and entry.id > newest:
+                    newest = entry.id
+                    if matters(entry):
+                        if not own:
+                            shown, own = shown.copy(), True
+                        shown.feed(entry)
+        return shown, newest
+
+    async def load(self, conversation_id: int) -> None:
+        """Read the conversation's history as far as a model sees it. Not inside a transaction."""
+        await self._ready(conversation_id, None)
+
+    async def messages(self, conversation_id: int, through: int) -> Messages:
+        """What a model sees of the conversation through that entry. Not inside a transaction."""
+        held = await self._ready(conversation_id, through)
+        if held.context.through <= through:
+            if self._feed(conversation_id, held, through):
+                self._touch(conversation_id, held)
+                return held.context.messages()
+            # A head came that reaches back before what is held.
+            self._drop(conversation_id)
+        # That, or an older point than was asked for last, as when somebody looks at a past request.
+        return (await self._read(conversation_id, _Held(ModelContext()), through)).context.messages()
+
+    async def _ready(self, conversation_id: int, through: int | None) -> _Held:
+        """The conversation's context, read through that entry at least, by whoever came first."""
+        while True:
+            held = self._held.get(conversation_id)
+            if held is None:
+                return await self._load(conversation_id, through)
+            if held.loaded is None or held.loaded.done():
+                self._touch(conversation_id, held)
+                return held
+            await asyncio.wait([held.loaded])
+
+    def _feed(self, conversation_id: int, held: _Held, through: int) -> bool:
+        pending, context = held.pending, held.context
+        while pending and pending[0].id <= through:
+            if not context.feed(pending.popleft()):
+                return False
+        self._report_invalid(conversation_id, held)
+        return True
+
+    async def _load(self, conversation_id: int, through: int | None) -> _Held:
+        held = _Held(ModelContext(), loaded=asyncio.get_running_loop().create_future())
+        assert held.loaded is not None
+        self._held[conversation_id] = held
+        try:
+            await self._read(conversation_id, held, through)
+        except BaseException:
+            del self._held[conversation_id]
+            raise
+        finally:
+            held.loaded.set_result(None)
+        self._touch(conversation_id, held)
+        return held
+
+    async def _read(self, conversation_id: int, held: _Held, through: int | None) -> _Held:
+        """Read from the newest head at or below ``through`` on, to the end; what settles meanwhile is noted."""
+        session = self._session
+        marker = await session.head(conversation_id, last=through)
+        held.context = ModelContext(marker)
+        first = held.context.start
+        met: deque[EntryRecord] = deque()
+        shown = Shown()
+        newest = 0
+        while True:
+            page = await session.entries(conversation_id, first=first, limit=MAX_SCAN)
+            for entry in page:
+                newest = entry.id
+                if matters(entry):
+                    shown.feed(entry)
+                if through is None or entry.id <= through:
+                    if not held.context.feed(entry):
+                        # A head settled after the first read, and reaches back before it.
+                        return await self._read(conversation_id, held, through)
+                else:
+                    met.append(entry)
+            if len(page) < MAX_SCAN:
+                break
+            first = page[-1].id + 1
+        noted, held.pending = held.pending, met
+        held.shown, held.newest = shown, newest
+        for entry in noted:
+            held.note(entry)
+        self._report_invalid(conversation_id, held)
+        return held
+
+    def _report_invalid(self, conversation_id: int, held: _Held) -> None:
+        for id in held.context.invalid[held.reported :]:
+            self._session.report(
+                Report(
+                    type="entry_unreadable",
+                    message=f"the messages of entry {id} are not what a model reads; the context leaves them out",
+                    conversation=conversation_id,
+                )
+            )
+        held.reported = len(held.context.invalid)
+
+    # --- bounds -----------------------------------------------------------------------------------------------
+
+    def _keep(self, conversation_id: int, held: _Held) -> None:
+        self._held[conversation_id] = held
+        self._touch(conversation_id, held)
+
+    def _drop(self, conversation_id: int) -> None:
+        held = self._held.pop(conversation_id, None)
+        if held is not None:
+            self._entries -= held.counted
+
+    def _touch(self, conversation_id: int, held: _Held) -> None:
+        """It is used: it comes last in line to be let go of. Those that have to go now, go."""
+        now = self._session.clock.monotonic()
+        held.used_at = now
+        self._held.move_to_end(conversation_id)
+        self._entries += held.entries - held.counted
+        held.counted = held.entries
+        while len(self._held) > 1:
+            id, oldest = next(iter(self._held.items()))
+            too_many = len(self._held) > MOST_CONVERSATIONS or self._entries > MOST_ENTRIES
+            if oldest is held or oldest.loading or not (too_many or oldest.used_at < now - RETENTION_S):
+                return
+            self._drop(id)

@@ -1,0 +1,245 @@
+"""Conversation: the handle on a transcript and on what goes on in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from perdure.harness.documents import Agent, Live, Meta, UsageTotals
+from perdure.harness.inbox import (
+    Content,
+    InputMode,
+    input_content,
+    reset_content,
+    withdraw,
+    write_content,
+)
+from perdure.harness.messages import UserPart
+from perdure.harness.model import ThinkingLevel
+from perdure.harness.prepare import give_key
+from perdure.harness.submission import Submission
+from perdure.harness.usage import UsageSummary, summed
+from perdure.kernel.context import Context, bounded
+from perdure.kernel.entries import Entry
+from perdure.kernel.errors import NotFound
+from perdure.kernel.records import ConversationRecord, Edit, EntryRecord
+from perdure.kernel.storage import Order
+from perdure.kernel.transaction import UNSET, Transaction, Unset
+
+if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationInfo:
+    """A conversation as it is listed."""
+
+    record: ConversationRecord
+    name: str | None
+    labels: dict[str, str]
+
+    @property
+    def id(self) -> int:
+        return self.record.id
+
+
+class Conversation:
+    """A handle. It holds nothing; two are equal if they name the same conversation of the same harness (rule K33)."""
+
+    __slots__ = ("_harness", "id")
+
+    def __init__(self, harness: Harness, id: int) -> None:
+        self._harness = harness
+        self.id = id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Conversation) and (other._harness, other.id) == (self._harness, self.id)
+
+    def __hash__(self) -> int:
+        return hash((Conversation, self.id))
+
+    def __repr__(self) -> str:
+        return f"<Conversation {self.id}>"
+
+    # --- submitting --------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        content: str | Sequence[UserPart],
+        *,
+        mode: InputMode = "follow_up",
+        request_id: str | None = None,
+        context: Context | None = None,
+    ) -> Submission:
+        """An input. Returns once it is durably admitted (rule H20); starts the scheduler.
+
+        In an idle conversation it starts a run. In a busy one ``follow_up`` waits for the final answer, ``steer`` joins
+        the run after the current round of tools, ``reject`` raises ConversationBusy. A ``request_id`` makes repeating
+        safe: the same one gives the same submission for ever, whatever became of it.
+
+        Raises NotJson, ConversationBusy, InboxFull, RequestConflict.
+        """
+        if mode not in get_args(InputMode):
+            raise ValueError(f"mode is 'follow_up', 'steer' or 'reject', not {mode!r}")
+        made = input_content(content)
+        self._harness.resume()
+        return await self._submit(made, mode, request_id, context)
+
+    async def write(
+        self,
+        entry: Entry,
+        *,
+        head: int | Literal["self"] | None = None,
+        edits: Sequence[Edit] = (),
+        request_id: str | None = None,
+        context: Context | None = None,
+    ) -> Submission:
+        """An entry without a call of the model. In a busy conversation it waits for the next boundary; one that no
+        model reads (no messages, head or edits) is appended at once.
+
+        Raises NotJson, ValueError for messages that are not what a model reads, NotFound for a head or an edited entry
+        that the conversation does not show, InboxFull, RequestConflict.
+        """
+        return await self._submit(write_content(entry, head=head, edits=edits), "follow_up", request_id, context)
+
+    async def reset(
+        self,
+        handoff: str | Sequence[UserPart] | None = None,
+        *,
+        request_id: str | None = None,
+        context: Context | None = None,
+    ) -> Submission:
+        """Begin the model's context anew, with the handoff as a user message; older entries stay stored (rule H29).
+
+        In a busy conversation it waits for the next boundary. After a round of tools that ends the run: its inputs end
+        unanswered, ``reset``.
+        """
+        return await self._submit(reset_content(handoff), "follow_up", request_id, context)
+
+    async def _submit(
+        self, content: Content, mode: InputMode, request_id: str | None, context: Context | None
+    ) -> Submission:
+        async with self._harness.session.commit(conversation_id=self.id, context=context) as tx:
+            record = await self._harness.admit(tx, self.id, content, mode=mode, request_id=request_id)
+        return Submission(self._harness, record.id, self.id)
+
+    # --- committing and forking --------------------------------------------------------------------------------
+
+    def commit(self, *, context: Context | None = None) -> Transaction:
+        """``async with conversation.commit() as tx``: new tasks are this conversation's, new entries go here (K49)."""
+        return self._harness.session.commit(conversation_id=self.id, context=context)
+
+    async def fork(self, entry: int, *, context: Context | None = None) -> Conversation:
+        """A conversation whose history is this one's through that entry, with the agent settings of then.
+
+        It has no owner, and inherits no submissions, queue or usage. Raises NotFound.
+        """
+        async with self._harness.session.commit(context=context) as tx:
+            record = await tx.fork(self.id, entry)
+            await give_key(tx, record.id)
+        return Conversation(self._harness, record.id)
+
+    # --- aborting and waiting ----------------------------------------------------------------------------------
+
+    async def abort(self, *, background: bool = False, context: Context | None = None) -> None:
+        """Abort what goes on here, and withdraw queued inputs; queued writes stay (rules T78 to T80).
+
+        Durable: the marks and the withdrawals are one commit. Returns when all of it has ended. Background work and
+        what is under it goes on, unless ``background``. Raises NotStopped if code does not stop in time.
+        """
+
+        async def before(tx: Transaction) -> None:
+            await withdraw(tx, self.id, "aborted", "the conversation was aborted")
+
+        await self._harness.tasks.abort_conversation(self.id, background=background, before=before, context=context)
+
+    async def idle(self, *, through_blocked: bool = False, context: Context | None = None) -> None:
+        """Return when no ordinary work is live here (rule T84). Starts the scheduler. Raises WorkBlocked."""
+        await self._harness.tasks.idle(self.id, through_blocked=through_blocked, context=context)
+
+    async def busy(self, *, context: Context | None = None) -> bool:
+        """Whether a run goes on, from the commit that admitted its input to that of its last outcome (rule H15)."""
+        live = await self._harness.session.snapshot(Live, conversation=self.id, context=context)
+        return live is not None and live.run is not None
+
+    # --- settings ----------------------------------------------------------------------------------------------
+
+    async def agent(self, *, at: int | None = None, context: Context | None = None) -> Agent:
+        """The agent settings, now or as of an entry."""
+        found = await self._harness.session.snapshot(Agent, conversation=self.id, at=at, context=context)
+        return found or Agent()
+
+    async def set_agent(
+        self,
+        *,
+        model: str | Unset | None = UNSET,
+        thinking: ThinkingLevel | Unset = UNSET,
+        extensions: Sequence[str] | Unset | None = UNSET,
+        tools: Sequence[str] | Unset | None = UNSET,
+        instructions: str | Unset = UNSET,
+        cwd: str | Unset | None = UNSET,
+        context: Context | None = None,
+    ) -> None:
+        """Change the settings that are given; they count from the next request on."""
+        async with self.commit(context=context) as tx:
+            await tx.conversation(self.id)
+            agent = await tx.draft(Agent)
+            if not isinstance(model, Unset):
+                agent.model = model
+            if not isinstance(thinking, Unset):
+                agent.thinking = thinking
+            if not isinstance(extensions, Unset):
+                agent.extensions = None if extensions is None else list(extensions)
+            if not isinstance(tools, Unset):
+                agent.tools = None if tools is None else list(tools)
+            if not isinstance(instructions, Unset):
+                agent.instructions = instructions
+            if not isinstance(cwd, Unset):
+                agent.cwd = cwd
+
+    async def set_name(
+        self,
+        name: str | Unset | None = UNSET,
+        *,
+        labels: dict[str, str] | Unset = UNSET,
+        context: Context | None = None,
+    ) -> None:
+        """Name the conversation, and give it labels in place of those it has."""
+        async with self.commit(context=context) as tx:
+            await tx.conversation(self.id)
+            meta = await tx.draft(Meta)
+            if not isinstance(name, Unset):
+                meta.name = name
+            if not isinstance(labels, Unset):
+                meta.labels = labels
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    async def info(self, *, context: Context | None = None) -> ConversationInfo:
+        """Its record, name and labels. Raises NotFound."""
+        session = self._harness.session
+        record = await bounded(session.conversation(self.id), context)
+        if record is None:
+            raise NotFound(f"there is no conversation {self.id}")
+        meta = await session.snapshot(Meta, conversation=self.id, context=context) or Meta()
+        return ConversationInfo(record=record, name=meta.name, labels=dict(meta.labels))
+
+    async def entries(
+        self,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        order: Order = "ascending",
+        limit: int = 100,
+        context: Context | None = None,
+    ) -> list[EntryRecord]:
+        """A page of its entries with ``first <= id <= last``, those it inherited by a fork included."""
+        return await self._harness.session.entries(
+            self.id, first=first, last=last, order=order, limit=limit, context=context
+        )
+
+    async def usage(self, *, context: Context | None = None) -> UsageSummary:
+        """What its models and tools have used, every attempt counted (rule H157)."""
+        found = await self._harness.session.snapshot(UsageTotals, conversation=self.id, context=context)
+        return summed([found] if found is not None else [])

@@ -1,0 +1,382 @@
+"""The ``pi.generation`` task: one run, from its first request to its final answer (rules H63 to H77).
+
+start (prepare) -> request -> tools -> request ... -> done; a retry sleeps and begins at start again. Each outcome of
+a request is classified in one commit: an answer, a round of tools, a failure that is retried, or the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
+from typing_extensions import override
+
+from perdure.harness.calls import ToolTask
+from perdure.harness.documents import (
+    ASSISTANT,
+    Agent,
+    AssistantData,
+    Live,
+    ToolInput,
+    UnansweredReason,
+    UsageTotals,
+)
+from perdure.harness.host import Host
+from perdure.harness.inbox import place
+from perdure.harness.messages import AssistantMessage, AssistantPart, StopReason, ToolCallPart, Usage, encode_messages
+from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest
+from perdure.harness.partial import Partial, shown_parts
+from perdure.harness.prepare import NoModel, Pinned, build_request, prepare
+from perdure.harness.results import live_tool
+from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
+from perdure.harness.usage import add_attempt
+from perdure.kernel.errors import NotJson
+from perdure.kernel.json import decode_json
+from perdure.kernel.records import EntryRecord, Faulted, Orphaned, TaskRecord, to_raw
+from perdure.kernel.reports import Report
+from perdure.kernel.transaction import Transaction
+from perdure.tasks.definition import Next, Task
+from perdure.tasks.run import Run
+from perdure.tasks.transaction import RunTransaction
+
+MOST_CALLS = 500
+"""In one answer; one with more is refused like a malformed one."""
+MOST_PREPARES = 3
+"""How often a history that left memory between its loading and its use is loaded again."""
+ORPHANED: dict[str, UnansweredReason] = {
+    "missing_task": "missing_task",
+    "task_too_old": "task_too_old",
+    "migration_failed": "migration_failed",
+}
+"""How inputs end whose task was aborted while blocked for this reason."""
+
+
+class Preparing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint before a request is pinned."""
+
+    turn: int = 0
+    attempt: int = 1
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint while the tools of a turn run."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A request that gave no message to use, and what of it had come."""
+
+    error: ModelError
+    parts: tuple[AssistantPart, ...]
+
+
+class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSION, builtin=True):
+    """Owned by its conversation; it owns the tool tasks of its turns. Its inputs are those of ``pi.live.run``."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    # --- prepare -----------------------------------------------------------------------------------------------
+
+    async def start(self, run: Run[None, None, Preparing | None]) -> Next[None]:
+        """Pin the next request."""
+        at = run.checkpoint or Preparing()
+        for _ in range(MOST_PREPARES):
+            await self._host.contexts.load(run.conversation_id)
+            async with run.commit() as tx:
+                moved = await self._pin(tx, run.conversation_id, turn=at.turn, attempt=at.attempt)
+            if moved is not None:
+                return moved
+        raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
+
+    async def _pin(
+        self, tx: RunTransaction[None], conversation_id: int, *, turn: int, attempt: int
+    ) -> Next[None] | None:
+        """On to the request; or the end, without a model. None: the history is not in memory, nothing was written."""
+        pinned = await prepare(self._host, tx, conversation_id, turn=turn, attempt=attempt)
+        if pinned is None:
+            return None
+        if isinstance(pinned, NoModel):
+            await end_run(self._host, tx, conversation_id, NoAnswer("no_model", pinned.detail))
+            return tx.fail("no_model", pinned.detail)
+        live = await tx.draft(Live, conversation=conversation_id)
+        live.retry = None
+        return tx.go(self.request, pinned)
+
+    # --- request -----------------------------------------------------------------------------------------------
+
+    async def request(self, run: Run[None, None, Pinned]) -> Next[None]:
+        """Send what is pinned, show what streams, classify what it came to."""
+        pinned = run.checkpoint
+        await self._keep_partial(run)
+        request = await build_request(self._host, run.conversation_id, pinned)
+        if request is None:
+            async with run.commit() as tx:
+                return tx.go(self.start, Preparing(turn=pinned.turn, attempt=pinned.attempt))
+        outcome = await self._send(run, request)
+        async with run.commit() as tx:
+            usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
+            add_attempt(await tx.draft(UsageTotals), pinned.model, usage)
+            live = await tx.draft(Live)
+            live.message = None
+            if isinstance(outcome, _Failure):
+                return await self._failed(run, tx, pinned, outcome)
+            if outcome.tool_calls:
+                return await self._round(run, tx, pinned, outcome)
+            entry = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
+            await end_run(self._host, tx, run.conversation_id, Answered(entry.id))
+            return tx.complete(None)
+
+    async def _keep_partial(self, run: Run[None, None, Pinned]) -> None:
+        """What an earlier run of this request had shown becomes an aborted answer; the request is sent again (H69).
+
+        The task is not moved on by it: a request that ends its process every time is parked at last.
+        """
+        live = await run.session.snapshot(Live, conversation=run.conversation_id)
+        if live is None or live.message is None or live.message["task"] != run.id:
+            return
+        async with run.commit() as tx:
+            await self._abort_partial(tx, run.conversation_id, run.id, "the process ended before the answer did")
+
+    async def _send(self, run: Run[None, None, Pinned], request: ModelRequest) -> AssistantMessage | _Failure:
+        """One attempt. Whatever the model or its adapter raises is a failure of the attempt."""
+        host = self._host
+        assert host.models is not None, "a request is built for a model that is there"
+        partial = Partial(run.id, request.model, request.attempt)
+        progress = host.progress.open(run.conversation_id, partial.write)
+        stream: AsyncIterator[ModelEvent] | None = None
+        error: ModelError | None = None
+        message: AssistantMessage | None = None
+        try:
+            stream = host.models.stream(request)
+            async for event in stream:
+                if isinstance(event, Finished):
+                    message = event.message
+                    break
+                partial.add(event)
+                progress.touch()
+        except ModelError as raised:
+            error = raised
+        except Exception as raised:  # an adapter's own code; a run ends by it like by any error it does not know
+            self._report(run, "the model's adapter raised", raised)
+            error = ModelError("other", f"the model's adapter raised {type(raised).__name__}: {raised}")
+        finally:
+            progress.close()
+            await self._close(run, stream)
+        if error is None:
+            if message is None:
+                error = ModelError("other", "the stream ended without a message")
+            elif message.stop_reason in ("error", "aborted"):
+                error = ModelError(
+                    "other", message.error or f"the model ended {message.stop_reason}", usage=message.usage
+                )
+            elif len(message.tool_calls) > MOST_CALLS:
+                error = ModelError("other", f"an answer with more than {MOST_CALLS} calls", usage=message.usage)
+        if error is not None:
+            return _Failure(error, partial.parts())
+        assert message is not None
+        return storable(message)
+
+    async def _close(self, run: Run[None, None, Pinned], stream: AsyncIterator[ModelEvent] | None) -> None:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            try:
+                await close()
+            except Exception as raised:  # as above; the attempt is over already
+                self._report(run, "closing the model's stream raised", raised)
+
+    def _report(self, run: Run[None, None, Pinned], message: str, error: Exception) -> None:
+        self._host.session.report(
+            Report(
+                type="model_adapter_failed",
+                message=message,
+                task=run.id,
+                kind=self.kind,
+                conversation=run.conversation_id,
+                error=error,
+            )
+        )
+
+    # --- what a request came to --------------------------------------------------------------------------------
+
+    async def _failed(
+        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, failure: _Failure
+    ) -> Next[None]:
+        """Sleep and prepare again, or end the run (rules H72 to H74)."""
+        error, host = failure.error, self._host
+        said = _text(str(error))
+        words = f"{error.code}: {said}"
+        delay: int | None = None
+        if error.retryable:
+            delay = host.settings.retry.delay(
+                pinned.attempt, fraction=host.session.entropy.fraction(), retry_after_ms=error.retry_after_ms
+            )
+        if delay is None or failure.parts:
+            _append_broken(
+                tx, run.conversation_id, pinned.model, pinned.attempt, failure.parts, "error", words, error.usage
+            )
+        if delay is None:
+            await end_run(host, tx, run.conversation_id, NoAnswer("model_error", words))
+            return tx.fail(error.code, said)
+        until = tx.at + delay
+        attempt = pinned.attempt + 1
+        live = await tx.draft(Live)
+        live.retry = {"attempt": attempt, "until": until, "code": error.code, "message": said}
+        return tx.sleep(until, self.start, Preparing(turn=pinned.turn, attempt=attempt))
+
+    async def _round(
+        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, message: AssistantMessage
+    ) -> Next[None]:
+        """A task for each call, created in the commit that stores the calls."""
+        agent = await tx.read(Agent) or Agent()
+        tools = [self._host.registry.find_tool(agent, call.name) for call in message.tool_calls]
+        one_by_one = any(tool is not None and tool.sequential for tool in tools)
+        live = await tx.draft(Live)
+        tasks: list[int] = []
+        for index, call in enumerate(message.tool_calls):
+            input = ToolInput(
+                call_id=call.id,
+                name=call.name,
+                arguments=call.arguments,
+                index=index,
+                after=tasks[-1] if one_by_one and tasks else None,
+            )
+            task = tx.create_task(ToolTask, input)
+            live.tools[str(task.id)] = live_tool(input, running=False)
+            tasks.append(task.id)
+        _append_answer(tx, message, AssistantData(calls=tuple(tasks), attempt=pinned.attempt))
+        assert live.run is not None, "the run lasts until its generation ends"
+        live.run["turn"] = pinned.turn + 1
+        return tx.wait(tasks, self.tools, Round(turn=pinned.turn + 1))
+
+    # --- after the tools ---------------------------------------------------------------------------------------
+
+    async def tools(self, run: Run[None, None, Round]) -> Next[None]:
+        """The boundary after a round, and the next request pinned in the same commit."""
+        for _ in range(MOST_PREPARES):
+            await self._host.contexts.load(run.conversation_id)
+            async with run.commit() as tx:
+                moved = await self._after_tools(run, tx)
+            if moved is not None:
+                return moved
+        raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
+
+    async def _after_tools(self, run: Run[None, None, Round], tx: RunTransaction[None]) -> Next[None] | None:
+        if self._host.contexts.shown(tx, run.conversation_id) is None:
+            return None
+        placed = await place(tx, run.conversation_id, "after_tools", self._host.settings)
+        if placed.ends_run:
+            await reset_run(self._host, tx, run.conversation_id, placed)
+            return tx.complete(None)
+        if placed.inputs:
+            live = await tx.draft(Live)
+            assert live.run is not None, "the run lasts until its generation ends"
+            live.run["inputs"].extend(placed.inputs)
+        return await self._pin(tx, run.conversation_id, turn=run.checkpoint.turn, attempt=1)
+
+    # --- ends that are not its own -----------------------------------------------------------------------------
+
+    @override
+    async def on_abort(self, run: Run[None, None, object]) -> Next[None]:
+        reason = run.record.abort_reason or "aborted"
+        async with run.commit() as tx:
+            await self._clear(tx, run.record, NoAnswer("aborted", reason))
+            return tx.abort(reason)
+
+    @override
+    async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
+        outcome = record.outcome
+        if isinstance(outcome, Faulted):
+            ending = NoAnswer("faulted", f"{outcome.error.code}: {outcome.error.message}")
+        elif isinstance(outcome, Orphaned):
+            ending = NoAnswer(ORPHANED.get(outcome.reason, "aborted"), outcome.reason)
+        else:
+            ending = NoAnswer("aborted", record.abort_reason)
+        await self._clear(tx, record, ending)
+
+    async def _clear(self, tx: Transaction, record: TaskRecord, ending: NoAnswer) -> None:
+        """End the run if it is still this task's; the queue is kept (rule H50)."""
+        conversation_id = record.conversation_id
+        live = await tx.read(Live, conversation=conversation_id)
+        if live is None or live.run is None or live.run["task"] != record.id:
+            return
+        await self._abort_partial(tx, conversation_id, record.id, ending.detail or ending.reason)
+        await clear_run(tx, conversation_id, ending)
+
+    async def _abort_partial(self, tx: Transaction, conversation_id: int, task: int, why: str) -> None:
+        """The partial that was committed becomes an aborted answer. The attempt counts; its usage nobody tells."""
+        live = await tx.draft(Live, conversation=conversation_id)
+        partial = live.message
+        if partial is None or partial["task"] != task:
+            return
+        _append_broken(tx, conversation_id, partial["model"], partial["attempt"], shown_parts(partial), "aborted", why)
+        add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), partial["model"], None)
+        live.message = None
+
+
+# --- answers as they are stored ---------------------------------------------------------------------------------
+
+
+def _append_answer(
+    tx: Transaction, message: AssistantMessage, data: AssistantData, conversation_id: int | None = None
+) -> EntryRecord:
+    return tx.append_record(
+        ASSISTANT,
+        messages=encode_messages([message]),
+        data=msgspec.Raw(msgspec.json.encode(data)),
+        conversation=conversation_id,
+    )
+
+
+def _append_broken(
+    tx: Transaction,
+    conversation_id: int,
+    model: str,
+    attempt: int,
+    parts: tuple[AssistantPart, ...],
+    stop: StopReason,
+    why: str,
+    usage: Usage | None = None,
+) -> None:
+    """An answer that failed or was aborted: kept for people, left out of every context (rule H60)."""
+    provider, _, name = model.partition(":")
+    message = AssistantMessage(
+        content=parts, provider=provider, model=name, stop_reason=stop, usage=usage or Usage(), error=why
+    )
+    _append_answer(tx, storable(message), AssistantData(attempt=attempt), conversation_id)
+
+
+def storable(message: AssistantMessage) -> AssistantMessage:
+    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks."""
+    if any(isinstance(part, ToolCallPart) for part in message.content):
+        message = structs.replace(message, content=tuple(map(_with_json, message.content)))
+    try:
+        encode_messages([message])
+    except UnicodeEncodeError:
+        content = tuple(_scrubbed(part) for part in message.content)
+        error = None if message.error is None else _text(message.error)
+        message = structs.replace(message, content=content, error=error)
+    return message
+
+
+def _with_json(part: AssistantPart) -> AssistantPart:
+    if isinstance(part, ToolCallPart):
+        try:
+            decode_json(part.arguments)
+        except NotJson:
+            return structs.replace(part, arguments=to_raw(bytes(part.arguments).decode("utf-8", "replace")))
+    return part
+
+
+def _scrubbed(part: AssistantPart) -> AssistantPart:
+    if isinstance(part, ToolCallPart):
+        return structs.replace(part, id=_text(part.id), name=_text(part.name))
+    return structs.replace(part, text=_text(part.text))
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

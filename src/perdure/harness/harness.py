@@ -1,0 +1,385 @@
+"""Harness: one store, opened with models and a registry of extensions (rules H1 to H19).
+
+async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[...]) as harness:
+    root = await harness.root()
+    submission = await root.submit("How many people live in Lyon?", request_id="lyon-1")
+    print((await submission.answer()).text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from perdure.harness.calls import ToolTask
+from perdure.harness.contexts import Contexts
+from perdure.harness.conversation import Conversation, ConversationInfo
+from perdure.harness.documents import Agent, Meta, UsageTotals
+from perdure.harness.environment import ExecutionEnvironment
+from perdure.harness.generation import GenerationTask
+from perdure.harness.host import Host
+from perdure.harness.inbox import Content, InputMode, admit, place
+from perdure.harness.mail import Mailroom
+from perdure.harness.model import Models
+from perdure.harness.prepare import give_key
+from perdure.harness.progress import ProgressWriter
+from perdure.harness.registry import Extension, Registry, Setup
+from perdure.harness.runs import final_boundary, start_run
+from perdure.harness.settings import AfterFailure, RetryPolicy, Settings, Take
+from perdure.harness.submission import Settlements, Submission
+from perdure.harness.usage import UsageSummary, summed
+from perdure.kernel.clock import Clock, Entropy
+from perdure.kernel.context import Context, bounded
+from perdure.kernel.errors import NotFound
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, SubmissionRecord, SubmissionStatus
+from perdure.kernel.reports import OnReport
+from perdure.kernel.session import CloseReport, Session
+from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Storage
+from perdure.kernel.transaction import Transaction
+from perdure.tasks.inspect import LiveTask, TaskNode, Wake
+from perdure.tasks.registry import TaskRegistry
+from perdure.tasks.runtime import TaskRuntime
+
+EnvironmentOf = Callable[[int], ExecutionEnvironment | None]
+"""The execution environment of a conversation, by its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is going on, seen without running anything (rule T46)."""
+
+    tasks: list[LiveTask]
+    """Live ones, with their state and why they are blocked."""
+    queued: list[SubmissionRecord]
+    placed: list[SubmissionRecord]
+
+
+class Harness:
+    """Open one with ``Harness.open``."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        settings: Settings,
+        models: Models | None,
+        environment: ExecutionEnvironment | EnvironmentOf | None,
+        setup: Setup | None,
+        restart_limit: int,
+        drain_ms: int,
+    ) -> None:
+        self.session = session
+        self.settings = settings
+        self.models = models
+        self.closed: CloseReport | None = None
+        """What closing had to say, once the harness is closed."""
+        self._environment = environment
+        self._setup = setup
+        task_registry = TaskRegistry()
+        self.registry = Registry(task_registry)
+        contexts = Contexts(session)
+        progress = ProgressWriter(session, interval_ms=settings.partial_interval_ms)
+        self._host = Host(
+            session=session,
+            settings=settings,
+            models=models,
+            registry=self.registry,
+            contexts=contexts,
+            progress=progress,
+        )
+        self.tasks = TaskRuntime(session, task_registry, restart_limit=restart_limit, drain_ms=drain_ms)
+        self.settlements = Settlements(session, self.tasks)
+        self._mailroom = Mailroom(self)
+        task_registry.install(
+            GenerationTask(self._host),
+            ToolTask(session, registry=self.registry, progress=progress, environment_for=self.environment_for),
+        )
+
+    # --- opening and closing -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def open(
+        storage: Storage,
+        *,
+        models: Models | None = None,
+        extensions: Sequence[Extension] = (),
+        environment: ExecutionEnvironment | EnvironmentOf | None = None,
+        setup: Setup | None = None,
+        instructions: str = "",
+        steer: Take = "all",
+        follow_up: Take = "first",
+        after_failure: AfterFailure = "keep",
+        retry: RetryPolicy | None = None,
+        partial_interval_ms: int = 100,
+        restart_limit: int = 5,
+        drain_ms: int = 10_000,
+        line_bound_ms: int = 1_000,
+        document_retention_ms: int = 600_000,
+        read_only: bool = False,
+        epoch: int | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+        on_report: OnReport | None = None,
+    ) -> Opening:
+        """``async with Harness.open(storage, ...) as harness``: opened, recovered, and closed when the block ends.
+
+        Opening runs nothing: work begins with ``resume()`` or the first call that asks for progress (rule T37). What
+        closing had to say is in ``harness.closed``.
+
+        models: whom conversations ask; without any a run ends no_model.
+        extensions: installed in ``harness.registry``, where they may be changed later.
+        environment: where files and commands live, for every conversation, or by its id.
+        setup: staged in the commit that creates a conversation, after those of extensions.
+        instructions: what every conversation's model is told first.
+        steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
+        restart_limit: how often a task may be cut off by crashes before it is parked.
+
+        Raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError, ExtensionConflict.
+        """
+        settings = Settings(
+            steer=steer,
+            follow_up=follow_up,
+            after_failure=after_failure,
+            retry=retry or RetryPolicy(),
+            partial_interval_ms=partial_interval_ms,
+            instructions=instructions,
+        )
+
+        async def start() -> Harness:
+            session = await Session.start(
+                storage,
+                clock=clock,
+                entropy=entropy,
+                on_report=on_report,
+                read_only=read_only,
+                epoch=epoch,
+                line_bound_ms=line_bound_ms,
+                drain_ms=drain_ms,
+                document_retention_ms=document_retention_ms,
+            )
+            try:
+                harness = Harness(
+                    session,
+                    settings=settings,
+                    models=models,
+                    environment=environment,
+                    setup=setup,
+                    restart_limit=restart_limit,
+                    drain_ms=drain_ms,
+                )
+                harness.registry.install(*extensions)
+                await harness.tasks.recover()
+                if not read_only:
+                    harness._mailroom.open()
+            except BaseException:
+                await session.close()
+                raise
+            return harness
+
+        return Opening(start)
+
+    async def close(self, *, context: Context | None = None) -> CloseReport:
+        """What leaving the block does; work is kept, and goes on after the next open. Twice gives the same report."""
+        self.closed = await bounded(self.session.close(), context)
+        return self.closed
+
+    def resume(self) -> None:
+        """Begin to run what is due (rule T37). Raises SessionClosed, SessionFailed."""
+        self.tasks.resume()
+
+    # --- conversations -----------------------------------------------------------------------------------------
+
+    async def root(self, *, agent: Agent | None = None, context: Context | None = None) -> Conversation:
+        """Conversation 1, created in one commit if it does not exist; ``agent`` counts only then (rule H17)."""
+        if await bounded(self.session.conversation(ROOT_CONVERSATION), context) is None:
+            async with self.session.commit(context=context) as tx:
+                try:
+                    await tx.conversation(ROOT_CONVERSATION)
+                except NotFound:
+                    await self._create(tx, agent, owner=None, root=True)
+        return self.handle(ROOT_CONVERSATION)
+
+    async def create_conversation(
+        self,
+        *,
+        agent: Agent | None = None,
+        owner: int | None = None,
+        name: str | None = None,
+        labels: dict[str, str] | None = None,
+        context: Context | None = None,
+    ) -> Conversation:
+        """A new conversation, with its settings and the set-up of extensions and host, in one commit (rule H18).
+
+        ``owner``: the task it belongs to, or None.
+        """
+        async with self.session.commit(context=context) as tx:
+            record = await self._create(tx, agent, owner=owner)
+            if name is not None or labels:
+                meta = await tx.draft(Meta, conversation=record.id)
+                meta.name = name
+                meta.labels = labels or {}
+        return self.handle(record.id)
+
+    async def _create(
+        self, tx: Transaction, agent: Agent | None, *, owner: int | None, root: bool = False
+    ) -> ConversationRecord:
+        record = tx.create_conversation(owner=owner, root=root)
+        wanted = agent or Agent()
+        draft = await tx.draft(Agent, conversation=record.id)
+        draft.model = wanted.model
+        draft.thinking = wanted.thinking
+        draft.extensions = wanted.extensions
+        draft.tools = wanted.tools
+        draft.instructions = wanted.instructions
+        draft.cwd = wanted.cwd
+        await give_key(tx, record.id)
+        for setup in self.registry.setups(wanted):
+            await setup(tx, record)
+        if self._setup is not None:
+            await self._setup(tx, record)
+        return record
+
+    def handle(self, id: int) -> Conversation:
+        """A handle, whether such a conversation exists or not."""
+        return Conversation(self, id)
+
+    async def conversation(self, id: int, *, context: Context | None = None) -> Conversation:
+        """Raises NotFound."""
+        if await bounded(self.session.conversation(id), context) is None:
+            raise NotFound(f"there is no conversation {id}")
+        return self.handle(id)
+
+    async def conversations(
+        self,
+        *,
+        owner: int | Anything | None = ANY,
+        after: int = 0,
+        limit: int = 100,
+        context: Context | None = None,
+    ) -> list[ConversationInfo]:
+        """A page of conversations by id, from after ``after`` on (rule H154). ``owner=None``: the ownerless ones."""
+        records = await bounded(self.session.conversations(owner=owner, after=after, limit=limit), context)
+        found: list[ConversationInfo] = []
+        for record in records:
+            meta = await self.session.snapshot(Meta, conversation=record.id, context=context) or Meta()
+            found.append(ConversationInfo(record=record, name=meta.name, labels=dict(meta.labels)))
+        return found
+
+    def environment_for(self, conversation_id: int) -> ExecutionEnvironment | None:
+        """Where a conversation's files and commands live, as the host supplies it (rule H122)."""
+        environment = self._environment
+        return environment(conversation_id) if callable(environment) else environment
+
+    # --- submissions -------------------------------------------------------------------------------------------
+
+    async def submission(self, id: int, *, context: Context | None = None) -> Submission:
+        """Find a submission again, also after a reopen (rule H23). Raises NotFound."""
+        record = await bounded(self.session.submission(id), context)
+        if record is None:
+            raise NotFound(f"there is no submission {id}")
+        return Submission(self, id, record.conversation_id)
+
+    async def admit(
+        self,
+        tx: Transaction,
+        conversation_id: int,
+        content: Content,
+        *,
+        mode: InputMode = "follow_up",
+        request_id: str | None = None,
+    ) -> SubmissionRecord:
+        """Take a submission in as part of a transaction, with the run or the boundary that belongs to it."""
+        admission = await admit(tx, conversation_id, content, mode=mode, request_id=request_id)
+        if admission.starts_run:
+            await start_run(self._host, tx, conversation_id, [admission.submission.id])
+        elif admission.boundary == "final":
+            await final_boundary(self._host, tx, conversation_id)
+        elif admission.boundary is not None:
+            await place(tx, conversation_id, admission.boundary, self.settings)
+        return admission.submission
+
+    # --- tasks -------------------------------------------------------------------------------------------------
+
+    async def inspect(self, *, context: Context | None = None) -> Inspection:
+        """Live tasks and why they are blocked, queued and placed submissions. Runs nothing (rules T38, T46)."""
+        return Inspection(
+            tasks=await bounded(self.tasks.inspect(), context),
+            queued=await bounded(self._submissions("queued"), context),
+            placed=await bounded(self._submissions("placed"), context),
+        )
+
+    async def _submissions(self, status: SubmissionStatus) -> list[SubmissionRecord]:
+        found: list[SubmissionRecord] = []
+        while True:
+            after = found[-1].id if found else 0
+            page = await self.session.submissions(status=status, after=after, limit=MAX_SCAN)
+            found += page
+            if len(page) < MAX_SCAN:
+                return found
+
+    def task_graph(self) -> list[TaskNode]:
+        """Live tasks, and the last that ended (rule H152)."""
+        return self.tasks.task_graph()
+
+    def wake(self) -> Wake:
+        """When a host that may be suspended is needed next (rule T49)."""
+        return self.tasks.wake()
+
+    async def idle(self, *, through_blocked: bool = False, context: Context | None = None) -> None:
+        """Return when every ownerless conversation is idle (rule T85). Starts the scheduler. Raises WorkBlocked."""
+        await self.tasks.idle(through_blocked=through_blocked, context=context)
+
+    async def abort_task(self, id: int, *, reason: str = "aborted", context: Context | None = None) -> None:
+        """Abort any one task, and return once it has ended (rule T81). Raises NotFound, NotStopped."""
+        await self.tasks.abort_task(id, reason=reason, context=context)
+
+    async def retry_task(self, id: int, *, context: Context | None = None) -> None:
+        """Run a parked task again (rule T43). Raises NotFound, TaskEnded, WorkBlocked."""
+        await self.tasks.retry_task(id, context=context)
+
+    async def send_signal(
+        self, task: int, name: str, value: JsonValue = None, *, context: Context | None = None
+    ) -> bool:
+        """Store a signal for a task; False if it has one of that name, which stands (rules T23, T24).
+
+        Raises NotFound, TaskEnded, NotJson.
+        """
+        return await self.tasks.send_signal(task, name, value, context=context)
+
+    # --- usage -------------------------------------------------------------------------------------------------
+
+    async def usage(self, *, context: Context | None = None) -> UsageSummary:
+        """What all conversations together have used (rule H157). Costs a read a conversation."""
+        documents: list[UsageTotals] = []
+        after = 0
+        while True:
+            page = await bounded(self.session.conversations(after=after, limit=MAX_SCAN), context)
+            for record in page:
+                found = await self.session.snapshot(UsageTotals, conversation=record.id, context=context)
+                if found is not None:
+                    documents.append(found)
+            if len(page) < MAX_SCAN:
+                return summed(documents)
+            after = page[-1].id
+
+
+class Opening:
+    """What ``Harness.open`` returns: enter it once."""
+
+    def __init__(self, start: Callable[[], Awaitable[Harness]]) -> None:
+        self._start = start
+        self._harness: Harness | None = None
+
+    async def __aenter__(self) -> Harness:
+        if self._harness is not None:
+            raise RuntimeError("an opening is entered once; call Harness.open() again")
+        self._harness = await self._start()
+        return self._harness
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._harness is not None, "what is left was entered"
+        await self._harness.close()

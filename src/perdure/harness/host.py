@@ -1,0 +1,24 @@
+"""What the rooms of a harness share: the session, the settings, the code at hand, the contexts in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.harness.contexts import Contexts
+from perdure.harness.model import Models
+from perdure.harness.progress import ProgressWriter
+from perdure.harness.registry import Registry
+from perdure.harness.settings import Settings
+from perdure.kernel.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Made by ``Harness.open``, once."""
+
+    session: Session
+    settings: Settings
+    models: Models | None
+    registry: Registry
+    contexts: Contexts
+    progress: ProgressWriter

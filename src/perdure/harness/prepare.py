@@ -1,0 +1,173 @@
+"""Before a request: resolve the agent, show what the prompt says now, pin what is sent (rules H64 to H67)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from perdure.harness.documents import SYSTEM, Agent, ProviderKey
+from perdure.harness.host import Host
+from perdure.harness.messages import SystemMessage, encode_messages
+from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
+from perdure.harness.prompt import Shown, difference, render
+from perdure.harness.registry import ConversationInfo
+from perdure.harness.tool import AnyTool
+from perdure.kernel.json import digest
+from perdure.kernel.records import from_raw
+from perdure.kernel.reports import Report
+from perdure.kernel.transaction import Transaction
+
+
+class OfferedTool(msgspec.Struct, frozen=True, array_like=True):
+    """A tool as it was offered: ``digest`` is of the spec that the model saw."""
+
+    name: str
+    digest: str
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, as it will be sent, also after a crash: a checkpoint."""
+
+    model: str
+    through: int
+    """The last entry of its context."""
+    thinking: ThinkingLevel = "off"
+    tools: tuple[OfferedTool, ...] = ()
+    session_key: str = ""
+    turn: int = 0
+    """Responses the run had before."""
+    attempt: int = 1
+
+    def encode(self) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(self))
+
+
+@dataclass(frozen=True, slots=True)
+class NoModel:
+    """There is nobody to ask (rule H19)."""
+
+    detail: str
+
+
+async def prepare(
+    host: Host, tx: Transaction, conversation_id: int, *, turn: int, attempt: int
+) -> Pinned | NoModel | None:
+    """Pin the next request in a transaction, after showing what the prompt says now.
+
+    None: the conversation's history is not in memory; ``host.contexts.load`` it outside of the transaction.
+    """
+    known = host.contexts.shown(tx, conversation_id)
+    if known is None:
+        return None
+    shown, newest = known
+    agent = await tx.read(Agent, conversation=conversation_id) or Agent()
+    model = _model(host, agent)
+    if isinstance(model, NoModel):
+        return model
+    tools = host.registry.offered(agent)
+    data = difference(shown, _sections(host, conversation_id, agent, tools, shown))
+    if data is not None:
+        entry = tx.append_record(
+            SYSTEM,
+            messages=encode_messages([SystemMessage(render(data))]),
+            data=msgspec.Raw(msgspec.json.encode(data)),
+            conversation=conversation_id,
+        )
+        newest = entry.id
+    return Pinned(
+        model=model,
+        through=newest,
+        thinking=agent.thinking,
+        tools=tuple(OfferedTool(tool.name, spec_digest(tool.spec)) for tool in tools),
+        session_key=await _session_key(tx, conversation_id),
+        turn=turn,
+        attempt=attempt,
+    )
+
+
+async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> ModelRequest | None:
+    """The pinned request, whole. None: its model or a tool it offers is not what it was; prepare again."""
+    if host.models is None or host.models.find(pinned.model) is None:
+        return None
+    specs: list[ToolSpec] = []
+    if pinned.tools:
+        agent = await host.session.snapshot(Agent, conversation=conversation_id) or Agent()
+        for offered in pinned.tools:
+            tool = host.registry.find_tool(agent, offered.name)
+            if tool is None or spec_digest(tool.spec) != offered.digest:
+                return None
+            specs.append(tool.spec)
+    return ModelRequest(
+        model=pinned.model,
+        messages=await host.contexts.messages(conversation_id, pinned.through),
+        tools=specs,
+        thinking=pinned.thinking,
+        session_key=pinned.session_key,
+        attempt=pinned.attempt,
+    )
+
+
+def _model(host: Host, agent: Agent) -> str | NoModel:
+    if host.models is None:
+        return NoModel("the harness was opened without models")
+    model = agent.model or host.models.default
+    if model is None:
+        return NoModel("the conversation's agent names no model, and the harness has no default")
+    if host.models.find(model) is None:
+        return NoModel(f"the model {model!r} is not one that the harness can reach")
+    return model
+
+
+def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyTool], shown: Shown) -> dict[str, str]:
+    """What the prompt says now, by section. One that raises says what it said before (rule K145)."""
+    sections = {"host": host.settings.instructions}
+    info = ConversationInfo(id=conversation_id, agent=agent, tools=tools)
+    for section in host.registry.sections(agent):
+        try:
+            text = section.render(info)
+        except Exception as error:  # an extension's own code
+            host.session.report(
+                Report(
+                    type="section_failed",
+                    message=f"the prompt section {section.name!r} raised; what was shown of it stays",
+                    conversation=conversation_id,
+                    error=error,
+                )
+            )
+            text = shown.sections.get(section.name, "")
+        sections[section.name] = text
+    sections["instructions"] = agent.instructions
+    sections["working directory"] = agent.cwd or ""
+    return sections
+
+
+async def _session_key(tx: Transaction, conversation_id: int) -> str:
+    known = await tx.read(ProviderKey, conversation=conversation_id)
+    if known is not None and known.id:
+        return known.id
+    return await give_key(tx, conversation_id)
+
+
+async def give_key(tx: Transaction, conversation_id: int) -> str:
+    """A new conversation's id with providers, never a parent's (rule H12)."""
+    draft = await tx.draft(ProviderKey, conversation=conversation_id)
+    draft.id = tx.session.entropy.token()
+    return draft.id
+
+
+_digests: dict[int, tuple[ToolSpec, str]] = {}
+"""By identity: a tool's spec is made once and kept by it."""
+_MOST_DIGESTS = 10_000
+
+
+def spec_digest(spec: ToolSpec) -> str:
+    """What tells two specs of one tool apart."""
+    known = _digests.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_digests) >= _MOST_DIGESTS:
+        _digests.clear()
+    made = digest([spec.name, spec.description, from_raw(spec.parameters)])[:16]
+    _digests[id(spec)] = (spec, made)
+    return made

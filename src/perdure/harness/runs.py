@@ -1,0 +1,103 @@
+"""A run: every turn from an admitted input to its final answer. How one begins and how it ends (rules H14 to H16).
+
+Both happen inside a transaction: a run is there, and the conversation busy, from the commit that admits its input;
+it is over, its inputs settled and what waits decided about, in the commit of its last outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from perdure.harness.documents import Live, UnansweredReason
+from perdure.harness.host import Host
+from perdure.harness.inbox import Placed, place, withdraw
+from perdure.harness.prepare import Pinned, prepare
+from perdure.kernel.records import NULL, Pending, TaskRecord
+from perdure.kernel.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GENERATION = "pi.generation"
+GENERATION_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The run's inputs are done, with this entry as their answer."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """The run's inputs end without an answer."""
+
+    reason: UnansweredReason
+    detail: str | None = None
+
+
+async def start_run(host: Host, tx: Transaction, conversation_id: int, inputs: Sequence[int]) -> TaskRecord:
+    """Begin a run for placed inputs: its generation task and ``pi.live.run``.
+
+    Where the conversation is in memory the first request is pinned in this commit, so that the task begins with it.
+    """
+    assert inputs, "a run answers something"
+    pinned = await prepare(host, tx, conversation_id, turn=0, attempt=1)
+    task = tx.new_task(
+        kind=GENERATION, version=GENERATION_VERSION, phase="start", input=NULL, conversation=conversation_id
+    )
+    if isinstance(pinned, Pinned):
+        task = structs.replace(task, state=Pending(phase="request", raw_checkpoint=pinned.encode()))
+        tx.put_task(task)
+    live = await tx.draft(Live, conversation=conversation_id)
+    assert live.run is None, "a conversation has one run at a time"
+    live.run = {"task": task.id, "inputs": list(inputs), "started_at": tx.at, "turn": 0}
+    return task
+
+
+async def end_run(host: Host, tx: Transaction, conversation_id: int, ending: Answered | NoAnswer) -> None:
+    """End the run, settle its inputs, and place what the host's settings let in now (rules H46, H48, H50)."""
+    await clear_run(tx, conversation_id, ending)
+    if isinstance(ending, Answered):
+        await final_boundary(host, tx, conversation_id)
+    elif ending.reason in ("model_error", "no_model"):
+        if host.settings.after_failure == "continue":
+            await final_boundary(host, tx, conversation_id)
+        elif host.settings.after_failure == "withdraw":
+            await withdraw(tx, conversation_id, "run_failed", f"the run before it ended {ending.reason}")
+
+
+async def reset_run(host: Host, tx: Transaction, conversation_id: int, placed: Placed) -> None:
+    """A reset came at the boundary after tools: that one was the final one (rule H29)."""
+    await clear_run(tx, conversation_id, NoAnswer("reset", "a reset was placed before the answer"))
+    if placed.inputs:
+        await start_run(host, tx, conversation_id, placed.inputs)
+
+
+async def final_boundary(host: Host, tx: Transaction, conversation_id: int) -> None:
+    """Place what waits; inputs start a run of their own."""
+    placed = await place(tx, conversation_id, "final", host.settings)
+    if placed.inputs:
+        await start_run(host, tx, conversation_id, placed.inputs)
+
+
+async def clear_run(tx: Transaction, conversation_id: int, ending: Answered | NoAnswer) -> None:
+    """The conversation is no longer busy; the run's inputs are settled. What waits keeps waiting."""
+    live = await tx.draft(Live, conversation=conversation_id)
+    assert live.run is not None, "only a run ends"
+    for id in live.run["inputs"]:
+        submission = await tx.submission(id)
+        if isinstance(ending, Answered):
+            settled = structs.replace(submission, status="done", answer=ending.entry)
+        else:
+            settled = structs.replace(submission, status="unanswered", reason=ending.reason, detail=ending.detail)
+        await tx.put_submission(settled)
+    live.run = None
+    live.message = None
+    live.retry = None
+    if live.tools:
+        live.tools = {}
