@@ -219,6 +219,12 @@ class TaskRuntime:
             assert record is not None
             raise WorkBlocked(record.id, blocked.reason, record.kind, blocked.detail)
 
+    def refuse_blocked(self, task_id: int) -> None:
+        """Raise WorkBlocked if the task, or something it needs to end, cannot go on by itself (rule T47)."""
+        record = self.session.live.settled.get(task_id)
+        if record is not None:
+            self._refuse_blocked([record])
+
     # --- acting on tasks ---------------------------------------------------------------------------------------
 
     async def abort_task(self, id: int, *, reason: str = "aborted", context: Context | None = None) -> None:
