@@ -75,6 +75,7 @@ class _Opened:
     wrappers: Sequence[Wrapper]
     stream: CallStream
     rerun: bool
+    """The same attempt ran before, in a process that ended."""
 
     @property
     def scoped(self) -> ScopedCall | None:
@@ -350,7 +351,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             values = tool.signature.values(from_raw(intent.arguments))
         except (InvalidArguments, ToolDefinitionError):
             return None
-        return self._open(run, tool, agent, values, intent, environment, scope, rerun=True)
+        same_attempt = intent.attempt == run.checkpoint.attempt
+        return self._open(run, tool, agent, values, intent, environment, scope, rerun=same_attempt)
 
     async def _interrupted(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -29,8 +28,7 @@ MAX_IMAGES: Final = 20 * 1024 * 1024
 """Bytes of base64 that the images of one result may take."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """As it will be stored."""
 
     content: tuple[UserPart, ...]
@@ -38,7 +36,7 @@ class CallResult:
     code: ToolErrorCode | None = None
     details: msgspec.Raw = NULL
     diagnostics: tuple[str, ...] = ()
-    usage: dict[str, float] = field(default_factory=dict[str, float])
+    usage: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     dropped_bytes: int = 0
     dropped_lines: int = 0
 
