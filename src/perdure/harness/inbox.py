@@ -18,7 +18,7 @@ from perdure.harness.messages import UserPart, decode_messages, user_content
 from perdure.harness.settings import Settings
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound, PerdureError
-from perdure.kernel.json import JsonValue, check_json, digest
+from perdure.kernel.json import JsonValue, check_json, copy_json, digest
 from perdure.kernel.records import (
     NULL,
     Edit,
@@ -152,7 +152,8 @@ def _plain_edits(edits: Sequence[Edit]) -> list[JsonValue]:
 
 
 def _stored(entry: InboxEntry, type: SubmissionType) -> Content:
-    """What was queued, as it was submitted."""
+    """What was queued, as it was submitted. ``entry`` may be of a draft."""
+    entry = cast("InboxEntry", copy_json(entry))
     edits: list[Edit] = []
     for plain in entry["edits"]:
         assert isinstance(plain, dict)
@@ -197,8 +198,7 @@ async def admit(
             return Admission(existing)
     live = await tx.read(Live, conversation=conversation_id)
     busy = live is not None and live.run is not None
-    inbox = await tx.read(Inbox, conversation=conversation_id)
-    items = [] if inbox is None else inbox.items
+    items = await _items(tx, conversation_id)
 
     async def create(status: SubmissionStatus, entry: int | None = None) -> SubmissionRecord:
         return tx.new_submission(
@@ -214,8 +214,8 @@ async def admit(
         if len(items) >= MOST_QUEUED:
             raise InboxFull(conversation_id)
         submission = await create("queued")
-        draft = await tx.draft(Inbox, conversation=conversation_id)
-        draft.items.append({"id": submission.id, "mode": mode, "entry": content.queued()})
+        inbox = await tx.draft(Inbox, conversation=conversation_id)
+        inbox.items.append({"id": submission.id, "mode": mode, "entry": content.queued()})
         return submission
 
     if content.type == "input":
@@ -237,6 +237,13 @@ async def admit(
         submission = await create("queued")
         return Admission(await _unanswered(tx, submission, "stale", _STALE))
     return Admission(await create("done", content.append(tx, conversation_id).id))
+
+
+async def _items(tx: Transaction, conversation_id: int) -> Sequence[InboxItem]:
+    """The queue as it stands in this transaction, not copied."""
+    if await tx.read(Inbox, conversation=conversation_id) is None:
+        return ()
+    return (await tx.draft(Inbox, conversation=conversation_id)).items
 
 
 async def _check_references(tx: Transaction, conversation_id: int, content: Content) -> None:
@@ -279,10 +286,10 @@ class Placed:
 
 async def place(tx: Transaction, conversation_id: int, boundary: Boundary, settings: Settings) -> Placed:
     """Write what a boundary takes from the queue: writes first, then inputs, each by id (rule H43)."""
-    inbox = await tx.read(Inbox, conversation=conversation_id)
-    if inbox is None or not inbox.items:
+    items = await _items(tx, conversation_id)
+    if not items:
         return Placed([], False)
-    placement = plan(inbox.items, boundary, steer=settings.steer, follow_up=settings.follow_up)
+    placement = plan(items, boundary, steer=settings.steer, follow_up=settings.follow_up)
     for item in placement.writes:
         submission = await tx.submission(item["id"])
         content = _stored(item["entry"], "write")
@@ -295,35 +302,30 @@ async def place(tx: Transaction, conversation_id: int, boundary: Boundary, setti
         submission = await tx.submission(item["id"])
         entry = _stored(item["entry"], "input").append(tx, conversation_id)
         await tx.put_submission(structs.replace(submission, status="placed", entry=entry.id))
-    await _remove(tx, conversation_id, [*placement.writes, *placement.inputs])
-    return Placed([item["id"] for item in placement.inputs], placement.ends_run)
+    placed = Placed([item["id"] for item in placement.inputs], placement.ends_run)
+    await _remove(tx, conversation_id, {item["id"] for item in (*placement.writes, *placement.inputs)})
+    return placed
 
 
 async def withdraw(tx: Transaction, conversation_id: int, reason: str, detail: str | None = None) -> None:
     """End every queued input unanswered; queued writes stay (rule H54)."""
-    inbox = await tx.read(Inbox, conversation=conversation_id)
-    if inbox is None:
-        return
-    items = [item for item in inbox.items if item["mode"] != "write"]
-    for item in items:
-        submission = await tx.submission(item["id"])
+    gone = {item["id"] for item in await _items(tx, conversation_id) if item["mode"] != "write"}
+    for id in sorted(gone):
+        submission = await tx.submission(id)
         await tx.put_submission(structs.replace(submission, status="unanswered", reason=reason, detail=detail))
-    await _remove(tx, conversation_id, items)
+    await _remove(tx, conversation_id, gone)
 
 
 async def withdraw_one(tx: Transaction, submission: SubmissionRecord) -> None:
     """Take one queued submission back (rule H53)."""
-    inbox = await tx.read(Inbox, conversation=submission.conversation_id)
-    assert inbox is not None, "what is queued has its place in the inbox"
     await tx.put_submission(structs.replace(submission, status="unanswered", reason="aborted"))
-    await _remove(tx, submission.conversation_id, [i for i in inbox.items if i["id"] == submission.id])
+    await _remove(tx, submission.conversation_id, {submission.id})
 
 
-async def _remove(tx: Transaction, conversation_id: int, items: Sequence[InboxItem]) -> None:
-    if not items:
+async def _remove(tx: Transaction, conversation_id: int, gone: set[int]) -> None:
+    if not gone:
         return
-    gone = {item["id"] for item in items}
-    draft = await tx.draft(Inbox, conversation=conversation_id)
-    for at in range(len(draft.items) - 1, -1, -1):
-        if draft.items[at]["id"] in gone:
-            del draft.items[at]
+    inbox = await tx.draft(Inbox, conversation=conversation_id)
+    for at in range(len(inbox.items) - 1, -1, -1):
+        if inbox.items[at]["id"] in gone:
+            del inbox.items[at]
