@@ -82,3 +82,8 @@ def ended(record: TaskRecord) -> TaskRecord:
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return asyncio.ensure_future(work)
+
+
+def there(value: T | None) -> T:
+    assert value is not None
+    return value

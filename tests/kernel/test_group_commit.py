@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from kernel.samples import Job, Label, Note, Tally, begin, conversation, ended, job, new_task, note, tally
+from kernel.samples import Job, Label, Note, Tally, begin, conversation, ended, job, new_task, note, tally, there
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.context import Context
 from perdure.kernel.errors import NotFound, SessionFailed, StorageError
@@ -23,8 +23,7 @@ async def test_the_next_transaction_is_staged_while_the_one_before_is_flushed() 
         first = begin(tally(session, 1))
         await rest()
         async with asyncio.timeout(5), session.commit() as tx:
-            seen = await tx.read(Tally)
-            assert seen is not None
+            seen = there(await tx.read(Tally))
             assert seen.n == 1
             (await tx.draft(Tally)).n += 10
             assert not first.done()
@@ -32,8 +31,7 @@ async def test_the_next_transaction_is_staged_while_the_one_before_is_flushed() 
             begin(storage.settle())
         assert handed == 1
         assert [batch.seq for batch in storage.batches] == [1, 2]
-        found = await session.snapshot(Tally)
-        assert found is not None
+        found = there(await session.snapshot(Tally))
         assert found.n == 11
 
 
@@ -64,8 +62,7 @@ async def test_a_transaction_sees_every_kind_of_staged_record() -> None:
             assert (await tx.entry(entry_id)).data == {"n": 1}
             assert (await tx.task(task_id)).status == "pending"
             assert (await tx.submission(asked_id)).status == "placed"
-            found = await tx.request(place, "r")
-            assert found is not None
+            found = there(await tx.request(place, "r"))
             assert found.id == asked_id
             assert [task.id for task in tx.live_tasks()] == [task_id]
             assert session.live.settled == {}
@@ -75,8 +72,7 @@ async def test_a_transaction_sees_every_kind_of_staged_record() -> None:
             assert [task.id for task in await tx.tasks(live=True)] == [task_id]
             assert [s.id for s in await tx.submissions(status="placed")] == [asked_id]
             assert [c.id for c in await tx.conversations(owner=None)] == [place]
-            head = await tx.head(place)
-            assert head is not None
+            head = there(await tx.head(place))
             assert head.id == entry_id
         assert await writing == made[0]
 
@@ -103,8 +99,7 @@ async def test_outside_transactions_only_settled_commits_are_seen() -> None:
         await rest()
         task_id, entry_id, asked_id, other_id = made
 
-        seen = await session.snapshot(Job, conversation=place)
-        assert seen is not None
+        seen = there(await session.snapshot(Job, conversation=place))
         assert seen.n == 1
         assert await session.task(task_id) is None
         assert await session.entry(entry_id) is None
@@ -147,8 +142,7 @@ async def test_a_staged_end_of_a_task_is_unknown_outside_until_it_settles() -> N
             assert (await tx.task(task.id)).status == "terminal"
             begin(storage.settle())
         await ending
-        found = await session.task(task.id)
-        assert found is not None
+        found = there(await session.task(task.id))
         assert found.status == "terminal"
 
 
@@ -190,8 +184,7 @@ async def test_leaving_a_block_waits_for_what_was_staged_before_it(how: str) -> 
 
         async def look() -> int:
             async with session.commit() as tx:
-                seen = await tx.read(Tally)
-                assert seen is not None
+                seen = there(await tx.read(Tally))
                 if how == "raise":
                     raise LookupError("the block's own")
             return seen.n
@@ -262,8 +255,7 @@ async def test_a_refused_commit_takes_every_later_one_along_in_order() -> None:
     assert session.seq == 1
     await session.close()
     async with Session.open(storage.snapshot()) as again:
-        found = await again.snapshot(Tally)
-        assert found is not None
+        found = there(await again.snapshot(Tally))
         assert found.n == 1
 
 
@@ -356,8 +348,7 @@ async def test_cancelled_after_admission_a_commit_settles_and_the_cancellation_c
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert session.seq == 1
-        found = await session.snapshot(Tally)
-        assert found is not None
+        found = there(await session.snapshot(Tally))
         assert found.n == 1
 
 
@@ -458,8 +449,7 @@ async def test_a_document_open_in_a_block_stays_in_memory_at_retention_zero() ->
         await storage.settle()
         assert [await first, await second] == [11, 111]
     async with Session.open(storage) as again:
-        found = await again.snapshot(Tally)
-        assert found is not None
+        found = there(await again.snapshot(Tally))
         assert found.n == 111
 
 

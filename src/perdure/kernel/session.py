@@ -204,16 +204,16 @@ class Session(SettledReads):
                 return
             after = page[-1].id
 
-    async def close(self) -> CloseReport:
-        """Seal admission, stop running code within the drain bound, let commits settle, close storage.
+    async def close(self, *, context: Context | None = None) -> CloseReport:
+        """Seal admission, stop running code within the drain bound, let commits settle, close storage (rules K80 to K87).
 
-        Unfinished durable work is kept. Cancelling this wait cancels only the wait. Closing
-        twice gives the same report.
+        Unfinished durable work is kept. Cancelling this wait, or its context, cancels only the wait. Closing twice
+        gives the same report.
         """
         self._line.check_outside()
         if self._closed is None:
             self._closed = asyncio.ensure_future(self._close())
-        return await asyncio.shield(self._closed)
+        return await bounded(asyncio.shield(self._closed), context)
 
     async def _close(self) -> CloseReport:
         self.closing = True

@@ -166,33 +166,36 @@ class SettledReads(ABC):
                 remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
         return found
 
-    async def conversation(self, id: int) -> ConversationRecord | None:
+    async def conversation(self, id: int, *, context: Context | None = None) -> ConversationRecord | None:
         self._check_read()
         found = self._known_conversations.get(id)
         if found is None:
-            found = await self.reading(self.storage.conversation(id))
+            found = await self.reading(self.storage.conversation(id), context)
             if found is not None:
                 remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
         return found
 
-    async def entry(self, id: int) -> EntryRecord | None:
+    async def entry(self, id: int, *, context: Context | None = None) -> EntryRecord | None:
         self._check_read()
-        return await self.reading(self.storage.entry(id))
+        return await self.reading(self.storage.entry(id), context)
 
-    async def submission(self, id: int) -> SubmissionRecord | None:
+    async def submission(self, id: int, *, context: Context | None = None) -> SubmissionRecord | None:
         self._check_read()
         if id not in self.staged.submissions and id in self.open_submissions:
             return self.open_submissions[id]
-        return await self.reading(self.storage.submission(id))
+        return await self.reading(self.storage.submission(id), context)
 
-    async def task(self, id: int) -> TaskRecord | None:
+    async def task(self, id: int, *, context: Context | None = None) -> TaskRecord | None:
         """A live task from memory; an ended one from storage."""
         self._check_read()
-        return self.live.settled.get(id) or await self.reading(self.storage.task(id))
+        return self.live.settled.get(id) or await self.reading(self.storage.task(id), context)
 
-    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
+    async def request(
+        self, conversation_id: int, request_id: str, *, context: Context | None = None
+    ) -> SubmissionRecord | None:
+        """The submission that holds the request id in this conversation, whatever became of it."""
         self._check_read()
-        return await self.reading(self.storage.request(conversation_id, request_id))
+        return await self.reading(self.storage.request(conversation_id, request_id), context)
 
     async def lineage(self, conversation_id: int, *, staged: bool = False) -> tuple[Segment, ...]:
         """Whose entries a conversation shows. Raises NotFound."""
@@ -230,17 +233,24 @@ class SettledReads(ABC):
         read = self.storage.entries(segments, first=first, last=last, order=order, limit=limit)
         return await self.reading(read, context)
 
-    async def head(self, conversation_id: int, *, last: int | None = None) -> EntryRecord | None:
+    async def head(
+        self, conversation_id: int, *, last: int | None = None, context: Context | None = None
+    ) -> EntryRecord | None:
         """The newest head marker at or below ``last``: where the model's context begins."""
         self._check_read()
-        segments = await self.lineage(conversation_id)
-        return await self.reading(self.storage.head(segments, last=last))
+        segments = await bounded(self.lineage(conversation_id), context)
+        return await self.reading(self.storage.head(segments, last=last), context)
 
     async def conversations(
-        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = 100
+        self,
+        *,
+        owner: int | Anything | None = ANY,
+        after: int = 0,
+        limit: int = 100,
+        context: Context | None = None,
     ) -> list[ConversationRecord]:
         self._check_read()
-        return await self.reading(self.storage.conversations(owner=owner, after=after, limit=limit))
+        return await self.reading(self.storage.conversations(owner=owner, after=after, limit=limit), context)
 
     async def tasks(
         self,
@@ -250,10 +260,11 @@ class SettledReads(ABC):
         live: bool | None = None,
         after: int = 0,
         limit: int = 100,
+        context: Context | None = None,
     ) -> list[TaskRecord]:
         self._check_read()
         read = self.storage.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
-        return await self.reading(read)
+        return await self.reading(read, context)
 
     async def submissions(
         self,
@@ -262,10 +273,11 @@ class SettledReads(ABC):
         status: SubmissionStatus | None = None,
         after: int = 0,
         limit: int = 100,
+        context: Context | None = None,
     ) -> list[SubmissionRecord]:
         self._check_read()
         read = self.storage.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
-        return await self.reading(read)
+        return await self.reading(read, context)
 
     async def snapshot(
         self,

@@ -117,7 +117,7 @@ class Transaction(TransactionDocuments):
         try:
             try:
                 if error is None:
-                    self.check_open()
+                    self._check_admission()
                     for derive in session.derivations:
                         more = derive(self)
                         if more is not None:
@@ -368,6 +368,12 @@ class Transaction(TransactionDocuments):
 
     # --- staging -----------------------------------------------------------------------------------------------
 
+    def _check_admission(self) -> None:
+        """Until it is admitted, a transaction ends with its caller and with the session (rules K78 and K81)."""
+        self.check_open()
+        if self.context is not None:
+            self.context.check()
+
     async def _check(self) -> None:
         """Refuse what storage would refuse: there it would fail the session (rule K63)."""
         session = self.session
@@ -401,7 +407,7 @@ class Transaction(TransactionDocuments):
                 raise ForkConflict(
                     f"{record.address} belongs to a conversation this transaction forks; change it in another"
                 )
-        self.check_open()
+        self._check_admission()
         session = self.session
         batch = Batch(
             seq=self._seq,
