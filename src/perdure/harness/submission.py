@@ -84,7 +84,9 @@ class Settlements:
             record = await self._session.submission(id)
             if record is None:
                 raise NotFound(f"there is no submission {id}")
-            if record.settled:
+            # Storage may know of a commit a step before the session publishes it: then that is waited for, so that
+            # whoever looks at anything else next finds it settled too.
+            if record.settled and id not in self._session.staged.submissions:
                 return record
             if not through_blocked:
                 self._refuse_blocked(conversation_id)
