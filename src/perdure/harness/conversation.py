@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from perdure.harness.documents import Agent, Live, Meta, UsageTotals
+from perdure.harness.events import Events
 from perdure.harness.inbox import (
     Content,
     InputMode,
@@ -20,9 +22,12 @@ from perdure.harness.model import ThinkingLevel
 from perdure.harness.prepare import give_key
 from perdure.harness.submission import Submission
 from perdure.harness.usage import UsageSummary, summed
+from perdure.harness.view import DEFAULT_WINDOW, ConversationView
+from perdure.harness.views import View
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
+from perdure.kernel.observation import Watch
 from perdure.kernel.records import ConversationRecord, Edit, EntryRecord
 from perdure.kernel.storage import Order
 from perdure.kernel.transaction import UNSET, Transaction, Unset
@@ -213,6 +218,38 @@ class Conversation:
                 meta.name = name
             if not isinstance(labels, Unset):
                 meta.labels = labels
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    def view(
+        self, *, window: int = DEFAULT_WINDOW, context: Context | None = None
+    ) -> AbstractAsyncContextManager[View]:
+        """``async with conversation.view() as view: view.value``: its active transcript and documents, kept up.
+
+        ``view.value`` shows the ``window`` newest entries; ``await view.before(entry)`` reads those before one.
+        Runs nothing. Entering raises NotFound.
+        """
+        return self._harness.views.state(self.id, window=window, context=context)
+
+    def watch(
+        self, *, window: int = DEFAULT_WINDOW, context: Context | None = None
+    ) -> AbstractAsyncContextManager[Watch[ConversationView]]:
+        """``async with conversation.watch() as watch: async for frame in watch``: the view after each commit.
+
+        ``frame.ops`` lead from the JSON of the view before to that of ``frame.value``; None: begin anew. A consumer
+        that is more than 100 frames behind gets one with the newest view in place of them. Entering raises NotFound.
+        """
+        return self._harness.views.watch(self.id, window=window, context=context)
+
+    def events(
+        self, *, window: int = DEFAULT_WINDOW, context: Context | None = None
+    ) -> AbstractAsyncContextManager[Events]:
+        """``async with conversation.events() as events: async for event in events``: what happens, from a snapshot on.
+
+        ``window``: how many entries a snapshot shows. A consumer that is more than 100 commits behind gets a fresh
+        snapshot in place of what it missed. Runs nothing. Entering raises NotFound.
+        """
+        return self._harness.views.events(self.id, window=window, context=context)
 
     # --- looking -----------------------------------------------------------------------------------------------
 

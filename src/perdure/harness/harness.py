@@ -29,6 +29,7 @@ from perdure.harness.runs import final_boundary, start_run
 from perdure.harness.settings import AfterFailure, RetryPolicy, Settings, Take
 from perdure.harness.submission import Settlements, Submission
 from perdure.harness.usage import UsageSummary, summed
+from perdure.harness.views import Views
 from perdure.kernel.clock import Clock, Entropy
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import NotFound
@@ -89,13 +90,13 @@ class Harness:
             contexts=contexts,
             progress=progress,
         )
+        # Before the runtime: at the end it is told last, when no call runs any more.
+        calls = ToolTask(session, registry=self.registry, progress=progress, environment_for=self.environment_for)
         self.tasks = TaskRuntime(session, task_registry, restart_limit=restart_limit, drain_ms=drain_ms)
+        self.views = Views(session, self.tasks)
         self.settlements = Settlements(session, self.tasks)
         self._mailroom = Mailroom(self)
-        task_registry.install(
-            GenerationTask(self._host),
-            ToolTask(session, registry=self.registry, progress=progress, environment_for=self.environment_for),
-        )
+        task_registry.install(GenerationTask(self._host), calls)
 
     # --- opening and closing -----------------------------------------------------------------------------------
 

@@ -71,8 +71,8 @@ class Source(Generic[T]):
         return bool(self._observers)
 
     def publish(self, frame: Frame[T]) -> None:
-        """The value after a settled commit; called in commit order."""
-        assert frame.seq > self._frame.seq or self._frame.seq == 0, "frames are published in commit order"
+        """The value after a settled commit, or news of the same commit; called in commit order."""
+        assert frame.seq >= self._frame.seq, "frames are published in commit order"
         self._frame = frame
         for observer in self._observers:
             observer.take(frame)

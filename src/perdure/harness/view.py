@@ -1,0 +1,195 @@
+"""What a client sees of a conversation: its active transcript, as a window, and its built-in documents (rule H147).
+
+A view is a value and never changes; the next commit makes the next one, which shares all that stayed the same.
+Beside the typed fields it is one JSON tree, ``json``, which the operations of a watch's frames are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Final, Literal, TypeAlias, cast
+
+import msgspec
+
+from perdure.harness.documents import Agent, Inbox, Live, Meta, UsageTotals
+from perdure.kernel.document import Document, resolve_version
+from perdure.kernel.documents import DocState, DocumentChange
+from perdure.kernel.json import JsonValue
+from perdure.kernel.ops import Op, Set, Splice
+from perdure.kernel.records import EntryRecord
+
+DEFAULT_WINDOW: Final = 200
+"""Entries of a view: the newest ones."""
+
+Part: TypeAlias = Literal["live", "inbox", "agent", "usage", "meta"]
+
+PARTS: Final[Mapping[Part, type[Document]]] = {
+    "live": Live,
+    "inbox": Inbox,
+    "agent": Agent,
+    "usage": UsageTotals,
+    "meta": Meta,
+}
+PART_OF: Final[Mapping[str, Part]] = {kind.definition.kind: part for part, kind in PARTS.items()}
+
+
+class ConversationView:
+    """A conversation as of one commit."""
+
+    def __init__(
+        self,
+        conversation_id: int,
+        *,
+        window: int,
+        start: int,
+        entries: tuple[EntryRecord, ...],
+        json: dict[str, JsonValue],
+    ) -> None:
+        self.conversation_id = conversation_id
+        self.window = window
+        """How many entries it shows at most."""
+        self.start = start
+        """Where the active transcript begins: no entry below this id is in it."""
+        self.entries = entries
+        """The newest ones of the active transcript, oldest first."""
+        self.json = json
+        """The same as JSON: entries, more, live, inbox, agent, usage, meta. Shared: not to be changed."""
+
+    @property
+    def more(self) -> bool:
+        """The active transcript has entries before these: ``view.before(...)`` reads them."""
+        return self.json["more"] is True
+
+    @property
+    def busy(self) -> bool:
+        """A run goes on, from the commit that admitted its input on (rules H15 and H16)."""
+        return cast("dict[str, JsonValue]", self.json["live"]).get("run") is not None
+
+    @cached_property
+    def live(self) -> Live:
+        return Live.from_json(self.json["live"])
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        return Inbox.from_json(self.json["inbox"])
+
+    @cached_property
+    def agent(self) -> Agent:
+        return Agent.from_json(self.json["agent"])
+
+    @cached_property
+    def usage(self) -> UsageTotals:
+        return UsageTotals.from_json(self.json["usage"])
+
+    @cached_property
+    def meta(self) -> Meta:
+        return Meta.from_json(self.json["meta"])
+
+
+def first_view(
+    conversation_id: int,
+    *,
+    window: int,
+    start: int,
+    entries: Sequence[EntryRecord],
+    documents: Mapping[Part, JsonValue],
+) -> ConversationView:
+    """A view of ``entries``, the newest ones from ``start`` on, oldest first; one more than the window says that
+    there are more."""
+    shown = tuple(entries[-window:])
+    json: dict[str, JsonValue] = {
+        "entries": [entry_json(entry) for entry in shown],
+        "more": len(entries) > window,
+    }
+    for part in PARTS:
+        json[part] = documents[part]
+    view = ConversationView(conversation_id, window=window, start=start, entries=shown, json=json)
+    for entry in shown:
+        # A marker that came while these were read.
+        if entry.head is not None and entry.head > view.start:
+            view, _ = _begin_at(view, entry.head)
+    return view
+
+
+def advance(
+    view: ConversationView, entries: Sequence[EntryRecord], changes: Sequence[DocumentChange]
+) -> tuple[ConversationView, tuple[Op, ...]]:
+    """The view after a commit that appended these entries to its conversation and changed these documents.
+
+    The operations lead from the JSON before to the JSON after. Nothing that the view shows: the same view.
+    """
+    ops: list[Op] = []
+    for entry in entries:
+        view, more = _append(view, entry)
+        ops += more
+    json = dict(view.json)
+    changed = False
+    for change in changes:
+        part = PART_OF.get(change.record.kind)
+        if part is None:
+            continue
+        changed = True
+        if change.after is None:
+            json[part] = PARTS[part].definition.initial()
+            ops.append(Set((part,), json[part]))
+        else:
+            json[part] = change.after
+            ops += (msgspec.structs.replace(op, path=(part, *op.path)) for op in change.ops)
+    if changed:
+        view = ConversationView(
+            view.conversation_id, window=view.window, start=view.start, entries=view.entries, json=json
+        )
+    return view, tuple(ops)
+
+
+def document_value(part: Part, state: DocState) -> JsonValue:
+    """What a loaded document is, as this code's version has it; what is not there is as new."""
+    definition = PARTS[part].definition
+    if state.record is None:
+        return definition.initial()
+    value, _ = resolve_version(definition, state.version, state.value)
+    return value
+
+
+def entry_json(entry: EntryRecord) -> JsonValue:
+    """An entry as JSON; fields that have their defaults are left out."""
+    return msgspec.json.decode(msgspec.json.encode(entry))
+
+
+def _append(view: ConversationView, entry: EntryRecord) -> tuple[ConversationView, list[Op]]:
+    made = entry_json(entry)
+    ops: list[Op] = [Splice(("entries",), len(view.entries), 0, [made])]
+    entries = (*view.entries, entry)
+    listed = [*cast("list[JsonValue]", view.json["entries"]), made]
+    json: dict[str, JsonValue] = {**view.json, "entries": listed}
+    surplus = len(entries) - view.window
+    if surplus > 0:
+        ops.append(Splice(("entries",), 0, surplus, []))
+        entries = entries[surplus:]
+        json["entries"] = listed[surplus:]
+        if not view.more:
+            json["more"] = True
+            ops.append(Set(("more",), True))
+    view = ConversationView(view.conversation_id, window=view.window, start=view.start, entries=entries, json=json)
+    if entry.head is None:
+        return view, ops
+    view, more = _begin_at(view, entry.head)
+    return view, ops + more
+
+
+def _begin_at(view: ConversationView, head: int) -> tuple[ConversationView, list[Op]]:
+    """The active transcript begins at this entry from now on."""
+    gone = sum(entry.id < head for entry in view.entries)
+    entries = view.entries[gone:]
+    json = dict(view.json)
+    ops: list[Op] = []
+    if gone:
+        json["entries"] = cast("list[JsonValue]", view.json["entries"])[gone:]
+        ops.append(Splice(("entries",), 0, gone, []))
+    more = view.more and bool(entries) and entries[0].id > head
+    if more != view.more:
+        json["more"] = more
+        ops.append(Set(("more",), more))
+    view = ConversationView(view.conversation_id, window=view.window, start=head, entries=entries, json=json)
+    return view, ops
