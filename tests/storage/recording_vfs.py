@@ -6,6 +6,7 @@ file was flushed; one that was not may be there, or not, or in part, by sectors,
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -30,7 +31,13 @@ class Recorder:
 
     name: str
     events: list[Event] = field(default_factory=list)
+    reads: int = 0
     fail_sync: bool = False
+    gate: threading.Event = field(default_factory=threading.Event)
+    """A flush waits until it is set."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     def note(self, text: str) -> None:
         self.events.append(Event("note", text))
@@ -114,7 +121,12 @@ class _RecordedFile(apsw.VFSFile):
         super().xTruncate(newsize)
         self._recorder.events.append(Event("truncate", self._name, newsize))
 
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self._recorder.reads += 1
+        return super().xRead(amount, offset)
+
     def xSync(self, flags: int) -> None:
+        self._recorder.gate.wait(60)
         if self._recorder.fail_sync:
             raise apsw.IOError("the disk refused to flush")
         super().xSync(flags)

@@ -35,7 +35,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since / 1000, UTC).isoformat(timespec="seconds")
-        return f"process {self.pid} on host {self.host} since {since}"
+        started = f"started at tick {self.start_ticks} of boot {self.boot_id}"
+        return f"process {self.pid} on host {self.host} since {since} ({started})"
 
     @property
     def gone(self) -> bool:

@@ -1,0 +1,60 @@
+"""Rules K180, K181, K183: a store of every format there has been goes on being opened, with all that is in it."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import apsw
+import golden_store as golden
+import pytest
+
+from perdure.kernel.storage import FORMAT_VERSION, StoredDocument
+from perdure.storage.sqlite import SqliteStorage
+from perdure.storage.sqlite_mailbox import reply
+from perdure.testing.conformance import Line
+
+
+def unpacked(format: int, directory: Path) -> Path:
+    path = directory / "store.db"
+    path.write_bytes(gzip.decompress((golden.GOLDEN / f"format-{format}.gz").read_bytes()))
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("format", range(1, FORMAT_VERSION + 1))
+async def test_an_old_store_opens_with_all_that_is_in_it(format: int, tmp_path: Path) -> None:
+    path = unpacked(format, tmp_path)
+    storage = SqliteStorage(path)
+    line = Line(storage, await storage.open(writer="new", log_id="other", now=1))
+    assert (line.info.format, line.info.log_id, line.info.epoch) == (FORMAT_VERSION, "golden log", 4)
+    assert (line.info.seq, line.info.next_id) == (3, 11)
+    assert await storage.conversations() == [golden.ROOT, golden.FORK]
+    assert await storage.entries(await storage.lineage(7)) == [golden.ASKED, golden.ANSWERED, golden.EDITED]
+    assert await storage.head(await storage.lineage(7)) == golden.ASKED
+    assert await storage.submissions() == [golden.DONE, golden.QUEUED]
+    assert await storage.request(1, "r") == golden.DONE
+    assert await storage.tasks() == [golden.ENDED, golden.PENDING]
+    assert await storage.tasks(live=True) == [golden.PENDING]
+    for at, deltas in ((1, []), (2, [golden.OPS]), (None, [golden.OPS])):
+        expected = StoredDocument(golden.PLAN, 1, golden.BASE, deltas)
+        assert await storage.document(golden.PLAN.address, at=at) == expected
+    assert reply(path, 1) == golden.REPLY
+    assert [(mail.id, bytes(mail.body)) for mail in await storage.mail()] == [(2, b'{"answered":false}')]
+    assert await storage.check() == []
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    await storage.close()
+
+
+async def test_the_format_has_not_changed_by_itself(tmp_path: Path) -> None:
+    """A new store has every table and column of the golden one of its format, made by the same words."""
+    old, new = unpacked(FORMAT_VERSION, tmp_path), tmp_path / "new.db"
+    await golden.make(new)
+
+    def schema(path: Path) -> set[str]:
+        connection = apsw.Connection(str(path))
+        found = {str(sql) for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+        connection.close()
+        return found
+
+    assert schema(old) <= schema(new)
