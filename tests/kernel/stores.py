@@ -30,6 +30,8 @@ class HeldStorage(MemoryStorage):
         super().__init__()
         self.held: deque[tuple[Batch, asyncio.Future[None]]] = deque()
         self.reads: Counter[str] = Counter()
+        self.documents_read: Counter[str] = Counter()
+        """By kind."""
         self.batches: list[Batch] = []
         """Every commit handed over, settled or not."""
         self.closes = 0
@@ -83,6 +85,8 @@ class HeldStorage(MemoryStorage):
     def _counted(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         async def counted(*args: Any, **options: Any) -> Any:
             self.reads[name] += 1
+            if name == "document":
+                self.documents_read[args[0].kind] += 1
             if self.read_gate is not None:
                 await self.read_gate.wait()
             if self.read_error is not None:

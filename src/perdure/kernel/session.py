@@ -96,7 +96,7 @@ class Session(SettledReads):
         on_report: OnReport | None,
         line_bound_ms: int,
         drain_ms: int,
-        document_retention_ms: int,
+        document_retention_ms: float,
     ) -> None:
         documents = DocumentCache(storage.document, clock.monotonic, document_retention_ms / 1000)
         super().__init__(storage, info, documents)
@@ -132,7 +132,7 @@ class Session(SettledReads):
         epoch: int | None = None,
         line_bound_ms: int = 1_000,
         drain_ms: int = 10_000,
-        document_retention_ms: int = 600_000,
+        document_retention_ms: float = 600_000,
     ) -> Session:
         """Open the store and load what is live. The caller must ``close()``; prefer ``open()``.
 
@@ -173,7 +173,7 @@ class Session(SettledReads):
         epoch: int | None = None,
         line_bound_ms: int = 1_000,
         drain_ms: int = 10_000,
-        document_retention_ms: int = 600_000,
+        document_retention_ms: float = 600_000,
     ) -> AsyncGenerator[Session]:
         """``async with Session.open(storage) as session``: closed when the block ends."""
         session = await cls.start(
@@ -205,7 +205,7 @@ class Session(SettledReads):
             after = page[-1].id
 
     async def close(self, *, context: Context | None = None) -> CloseReport:
-        """Seal admission, stop running code within the drain bound, let commits settle, close storage (rules K80 to K87).
+        """Seal admission, stop running code within the drain bound, let commits settle, close storage (rules K80-K87).
 
         Unfinished durable work is kept. Cancelling this wait, or its context, cancels only the wait. Closing twice
         gives the same report.
