@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
@@ -12,7 +12,7 @@ from perdure.harness.environment import CommandNotStarted, ExecutionEnvironment,
 from perdure.harness.output import OutputLimits
 from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool, ToolCall, ToolError, ToolResult, tool
-from perdure.kernel.json import JsonValue
+from perdure.kernel.json import JsonValue, decode_json
 from perdure.tools import bash as command_logic
 from perdure.tools import files
 from perdure.tools.edits import Edit, EditIntent
@@ -76,7 +76,7 @@ async def plan(path: str, edits: list[Edit], environment: ExecutionEnvironment) 
     """The hashes before and after, stored before anything is changed: a rerun sees whether it was done."""
     with _for_the_model():
         intent = await files.plan_edit(environment, path, edits)
-    return cast("JsonValue", msgspec.to_builtins(intent))
+    return decode_json(msgspec.json.encode(intent))
 
 
 @tool(replay="unsafe", effects="space", adoptable=True, sequential=True)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from typing_extensions import override
 
 from perdure.cli.demo.project import JOBS, ORDERS, SUPPLIER, script
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, ToolInput, ToolResultData
 from perdure.harness.environment import ExecResult
 from perdure.harness.harness import Harness
-from perdure.harness.messages import AssistantMessage, decode_messages
+from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
 from perdure.harness.settings import RetryPolicy
@@ -26,12 +27,12 @@ from perdure.kernel.records import EntryRecord, Running, Sleeping, TaskRecord
 from perdure.kernel.session import Settled
 from perdure.kernel.storage import Batch
 from perdure.storage.sqlite import SqliteStorage
-from perdure.testing.model import ScriptedModel
+from perdure.testing.model import Call, Calls, ScriptedModel
 from perdure.tools.coding import coding_tools
 from perdure.tools.local import LocalEnvironment
 
 STREAMED = 6
-"""The event of each answer at which it may be killed in streaming."""
+"""The event of each answer in words at which it may be killed in streaming."""
 
 
 def tell(**event: object) -> None:
@@ -50,6 +51,7 @@ def stand(point: str, **more: object) -> None:
 class DemoStorage(SqliteStorage):
     """The real storage, which also stands still just before an admission is handed to the disk."""
 
+    @override
     def commit(self, batch: Batch) -> asyncio.Future[None]:
         if any(submission.entry is not None and submission.status == "placed" for submission in batch.submissions):
             stand("admission", job=batch.submissions[0].request_id)
@@ -59,12 +61,22 @@ class DemoStorage(SqliteStorage):
 class DemoEnvironment(LocalEnvironment):
     """The real environment, which also stands still inside the tools."""
 
-    async def write_file(self, path: str, data: bytes, **options: object) -> None:
-        await super().write_file(path, data, **options)  # pyright: ignore[reportArgumentType]  # passed through
+    @override
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
+        await super().write_file(path, data, mode=mode, expect=expect)
         stand("in_safe_tool", path=path)
 
-    async def exec(self, *arguments: object, **options: object) -> ExecResult:
-        result = await super().exec(*arguments, **options)  # pyright: ignore[reportArgumentType]  # passed through
+    @override
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        result = await super().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=on_output)
         stand("in_command")
         return result
 
@@ -93,7 +105,6 @@ class Watcher:
 
     def __init__(self) -> None:
         self.phases: dict[int, str] = {}
-        self.recovering = True
 
     def __call__(self, settled: Settled) -> None:
         for entry in settled.batch.entries:
@@ -104,7 +115,9 @@ class Watcher:
     def _entry(self, entry: EntryRecord) -> None:
         if entry.kind == TOOL_RESULT:
             data = entry.data_as(ToolResultData)
-            tell(result=data.name, code=data.code)
+            result = decode_messages(entry.raw_messages)[0]
+            assert isinstance(result, ToolResultMessage), "a tool result entry holds one"
+            tell(result=data.name, code=data.code, text=result.text)
             stand("after_tool", tool=data.name)
         elif entry.kind == ASSISTANT:
             message = decode_messages(entry.raw_messages)[0]
@@ -122,23 +135,24 @@ class Watcher:
 
 
 async def pace(request: ModelRequest, number: int) -> None:
-    if number == STREAMED:
+    if number == STREAMED and not isinstance(script(request), (Call, Calls)):
         await asyncio.sleep(0.12)  # past one partial interval, so that a part of the answer is committed
         stand("streaming", attempt=request.attempt)
 
 
 async def work(folder: Path) -> None:
     storage = DemoStorage(folder / "agent.db")
-    environment = DemoEnvironment(folder / "project")
     watcher = Watcher()
     async with Harness.open(
         storage,
         models=ScriptedModel(script, pace=pace),
-        extensions=[coding_tools(environment), supplier_tools(folder)],
+        extensions=[coding_tools(), supplier_tools(folder)],
+        environment=DemoEnvironment(folder / "project"),
         retry=RetryPolicy(first_ms=200, jitter=0.0),
         on_report=lambda report: tell(report=report.type, message=report.message),
     ) as harness:
-        tell(found=[await _found(line) for line in (await harness.inspect()).tasks], commits=harness.session.seq)
+        found = [{"kind": task.kind, "status": task.status} for task in (await harness.inspect()).tasks]
+        tell(found=found, commits=harness.session.seq)
         if harness.session.seq:
             stand("recovery")
         harness.session.observe(watcher)
@@ -150,13 +164,5 @@ async def work(folder: Path) -> None:
     tell(finished=True)
 
 
-async def _found(line: object) -> object:
-    return msgspec.to_builtins(line)
-
-
-def main(arguments: list[str], run: Callable[[Path], object] | None = None) -> None:
-    asyncio.run(work(Path(arguments[0])))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(work(Path(sys.argv[1])))

@@ -24,7 +24,7 @@ from perdure.cli.demo.project import FILES, JOBS, SUPPLIER
 
 POINTS: dict[str, tuple[int, str]] = {
     "admission": (3, "while a job is being admitted, before it is on disk"),
-    "streaming": (3, "while an answer streams"),
+    "streaming": (2, "while an answer streams"),
     "before_tool": (3, "after a call's intent is stored, before the tool runs"),
     "in_safe_tool": (1, "inside a safe tool, its file written, its result not stored"),
     "in_command": (2, "inside an unsafe tool: the command has run, its result is not stored"),
@@ -104,12 +104,18 @@ class Story:
     def __init__(self, *, plain: bool) -> None:
         self.console = Console(no_color=plain or None, highlight=False, soft_wrap=True)
         self._started = time.monotonic()
+        self._answers: dict[str, str] = {}
+        self._again: list[str] = []
+        """Jobs this life was told again and had answered before."""
 
     def say(self, text: str, style: str = "", mark: str = " ") -> None:
         stamp = f"{time.monotonic() - self._started:5.1f}s "
         self.console.print(Text.assemble((stamp, "dim"), (f"{mark} ", style), (text, style)))
 
     def event(self, event: Event) -> None:
+        if self._again and event.get("job") not in self._answers:
+            self.say(f"{', '.join(self._again)}: submitted again, same submission, same answer", "dim")
+            self._again.clear()
         if "found" in event:
             self._found(event["found"], event["commits"])
         elif "result" in event:
@@ -117,15 +123,25 @@ class Story:
             if code == "interrupted":
                 self.say(f"{event['result']}: interrupted; not run again by itself, the model is told", "yellow", "!")
             else:
-                self.say(f"{event['result']}: {code or 'done'}", "dim", "·")
+                lines = [line for line in event["text"].splitlines() if line.strip()]
+                self.say(f"{event['result']}: {code or (lines[-1][:70] if lines else 'done')}", "dim", "·")
         elif event.get("stop") == "aborted":
             self.say(
                 f"the broken-off answer ({len(event['answer'])} characters) is kept as aborted; asked again", "yellow"
             )
         elif "answered" in event:
-            self.say(f"{event['job']}: {event['answered']}", "green", "✓")
+            self._answered(event["job"], event["answered"])
         elif "report" in event:
             self.say(f"report: {event['report']}: {event['message']}", "yellow")
+
+    def _answered(self, job: str, answer: str) -> None:
+        if job not in self._answers:
+            self._answers[job] = answer
+            self.say(f"{job}: {answer}", "green", "✓")
+        elif self._answers[job] == answer:
+            self._again.append(job)
+        else:
+            self.say(f"{job}: ANOTHER ANSWER: {answer}", "bold red", "✗")
 
     def _found(self, tasks: list[Event], commits: int) -> None:
         if not commits:
@@ -208,6 +224,7 @@ def _live(agent: Agent, plan: dict[str, int], story: Story) -> bool:
             del plan[point]
             where = POINTS[point][1]
             agent.kill()
+            story.event({})
             story.say(f"SIGKILL {where}{_detail(event)}", "bold red", "✗")
             return False
         else:

@@ -103,7 +103,7 @@ _WORK: dict[str, tuple[Sequence[Step], Reply]] = {
             Step(call("edit", path="stock.py", edits=[{"old_text": "have - want", "new_text": FIXED}])),
             Step(call("bash", command=TESTS)),
         ),
-        say("I turned the subtraction round; the tests pass."),
+        say("I turned the subtraction round; the tests pass.", chunk=3),
     ),
     JOBS[2][1]: (
         (
@@ -111,9 +111,9 @@ _WORK: dict[str, tuple[Sequence[Step], Reply]] = {
             Step(call("write", path="REPORT.md", content=REPORT)),
             Step(call("read", path="REPORT.md")),
         ),
-        say("REPORT.md lists bolts, washers and hinges."),
+        say("REPORT.md lists bolts, washers and hinges.", chunk=3),
     ),
-    JOBS[3][1]: ([_order(item, count) for item, count in TO_ORDER], say("All three are ordered.")),
+    JOBS[3][1]: ([_order(item, count) for item, count in TO_ORDER], say("All three are ordered.", chunk=3)),
 }
 
 
@@ -143,7 +143,7 @@ def _first_job(since: Sequence[Message]) -> Reply:
     tests = results[2:]
     if not tests or tests[-1].code == "interrupted":
         return call("bash", command=TESTS)
-    return say("One test fails: missing() counts below zero.")
+    return say("One test fails: missing() counts below zero.", chunk=3)
 
 
 def _advance(step: Step, results: list[ToolResultMessage]) -> tuple[Reply | None, list[ToolResultMessage]]:
