@@ -246,9 +246,17 @@ def _arguments(cls: type[Task[Any, Any]]) -> tuple[object, object]:
             return cast("tuple[object, object]", get_args(base))
         if isinstance(origin, type) and issubclass(origin, Task):
             given = dict(zip(cast("Any", origin).__parameters__, get_args(base), strict=False))
-            above = _arguments(cast("type[Task[Any, Any]]", origin))
-            return given.get(above[0], above[0]), given.get(above[1], above[1])
+            input, result = _arguments(cast("type[Task[Any, Any]]", origin))
+            return _filled(input, given), _filled(result, given)
     for base in cls.__bases__:
         if base is not Task and issubclass(base, Task):
             return _arguments(cast("type[Task[Any, Any]]", base))
     return Any, Any
+
+
+def _filled(declared: Any, given: dict[Any, Any]) -> object:  # a type as an expression, such as list[X]
+    """A type with the arguments a subclass gave in place of its variables."""
+    if isinstance(declared, TypeVar):
+        return given.get(declared, declared)
+    variables = getattr(declared, "__parameters__", ())
+    return declared[tuple(given.get(v, v) for v in variables)] if variables and get_args(declared) else declared

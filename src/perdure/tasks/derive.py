@@ -71,8 +71,8 @@ class Host(Protocol):
         """Whether code of the task runs right now."""
         ...
 
-    def verdict(self, record: TaskRecord) -> AnyTask | Blocked:
-        """The code that fits it, or why none does."""
+    def verdict(self, record: TaskRecord, *, closely: bool = False) -> AnyTask | Blocked:
+        """The code that fits it, or why none does. ``closely``: the stored values too, and not the versions alone."""
         ...
 
     def code(self, kind: str) -> AnyTask | None: ...
@@ -115,7 +115,7 @@ def mark(host: Host, record: TaskRecord, reason: str) -> TaskRecord:
     """The record with its abort mark. A blocked task is settled orphaned (T82); marking is progress (T41)."""
     state = record.state
     if not isinstance(state, Completing) and not host.is_active(record.id):
-        verdict = host.verdict(record)
+        verdict = host.verdict(record, closely=True)
         # While nothing may run, lack of code settles nothing yet; that it is parked would be forgotten.
         if isinstance(verdict, Blocked) and (host.mode != "off" or verdict.reason == "parked"):
             state = Completing(Orphaned(verdict.reason))
@@ -352,7 +352,7 @@ class _Candidate:
         host = self.host
         if host.mode == "off" or host.is_active(record.id) or host.tree.owns_live(record.id, self.look):
             return
-        task = host.verdict(record)
+        task = host.verdict(record, closely=True)
         if isinstance(task, Blocked):
             self.put(decided(record, Orphaned(task.reason)))
         elif record.restarts >= host.restart_limit:

@@ -134,10 +134,10 @@ class TaskRuntime:
     def code(self, kind: str) -> AnyTask | None:
         return self.registry.find(kind)
 
-    def verdict(self, record: TaskRecord) -> AnyTask | Blocked:
-        """The code that fits, or why none does; stored values are looked at only if they must be migrated."""
+    def verdict(self, record: TaskRecord, *, closely: bool = False) -> AnyTask | Blocked:
+        """The code that fits, or why none does; stored values are looked at if asked for, or to be migrated."""
         found = quick_verdict(record, self.registry, self.restart_limit)
-        if isinstance(found, Blocked) or found.version == record.version:
+        if isinstance(found, Blocked) or (found.version == record.version and not closely):
             return found
         fit = self.resolve(record)
         return fit if isinstance(fit, Blocked) else fit.task
@@ -380,7 +380,7 @@ class TaskRuntime:
         if self.tree.owns_live(record.id, self.session.live.settled.get):
             return
         self.blocked_tasks.pop(record.id, None)
-        task = self.verdict(record)
+        task = self.verdict(record, closely=True)
         ready = isinstance(record.state, Running) and record.restarts < self.restart_limit
         if ready and not isinstance(task, Blocked) and task.definition.handles_abort:
             self._start(record)
