@@ -241,6 +241,11 @@ class Document:
         reason = f"{cls.__name__} defines no migrate()"
         raise DocumentVersionError(definition.kind, version, definition.version, reason)
 
+    def shared_json(self) -> JsonValue:
+        """What a snapshot holds, uncopied, so not to be changed: ``from_json`` of it is another snapshot."""
+        assert self._draft is None, "a draft's value changes"
+        return self._value
+
     def to_json(self) -> JsonValue:
         """A plain copy that nothing shares."""
         return copy_json(self._value) if self._draft is None else self._draft.to_json()

@@ -1,7 +1,7 @@
 """Seeing committed values as they change: State (the newest), Watch (every frame, exact and in order).
 
 A Source owns one live value. It is published to when a commit settles, by the code that knows what changed; its
-observers attach in one synchronous step, so there is no gap and no frame twice (rules of 1.6).
+observers attach in one synchronous step, so there is no gap and no frame twice (rules K121 to K127).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import PerdureError
-from perdure.kernel.ops import Op
+from perdure.kernel.ops import Op, copy_ops
 
 T = TypeVar("T")
 
@@ -49,10 +49,20 @@ class WatchEnded(PerdureError):
 class Source(Generic[T]):
     """One live value and who observes it."""
 
-    __slots__ = ("_frame", "_observers", "ended", "name", "on_idle")
+    __slots__ = ("_detach", "_frame", "_observers", "ended", "name", "on_idle")
 
-    def __init__(self, name: str, *, seq: int, value: T, on_idle: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        seq: int,
+        value: T,
+        on_idle: Callable[[], None] | None = None,
+        detach: Callable[[T], T] | None = None,
+    ) -> None:
+        """``detach`` makes a value of its own for each reader, for values that a reader could change."""
         self.name = name
+        self._detach = detach
         self._frame: Frame[T] = Frame(seq, value, None)
         self._observers: dict[Observer[T], None] = {}
         self.ended: tuple[EndReason, BaseException | None] | None = None
@@ -92,6 +102,10 @@ class Source(Generic[T]):
     def attach(self, observer: Observer[T]) -> Frame[T]:
         self._observers[observer] = None
         return Frame(self._frame.seq, self._frame.value, None, self._frame.values)
+
+    def detached(self, value: T) -> T:
+        """The same value, sharing nothing that one reader could change for another (rule K32)."""
+        return value if self._detach is None else self._detach(value)
 
     def detach(self, observer: Observer[T]) -> None:
         if self._observers.pop(observer, False) is None and not self._observers and self.on_idle is not None:
@@ -135,7 +149,7 @@ class State(Observer[T]):
 
     @property
     def value(self) -> T:
-        return self._last.value
+        return self._source.detached(self._last.value)
 
     @property
     def seq(self) -> int:
@@ -170,7 +184,7 @@ class Watch(Observer[T]):
 
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
         super().finish(reason, cause)
-        if reason == "stopped":
+        if reason in ("stopped", "cancelled"):
             self._pending.clear()
         self._rouse()
 
@@ -182,6 +196,9 @@ class Watch(Observer[T]):
         return self
 
     async def __anext__(self) -> Frame[T]:
+        if self.ended is None and self._context is not None and self._context.ended:
+            self.finish("cancelled", None)
+            raise self._context.error()
         while not self._pending:
             if self.ended == "stopped":
                 raise StopAsyncIteration
@@ -196,7 +213,9 @@ class Watch(Observer[T]):
                 raise
             finally:
                 self._wake = None
-        return self._pending.popleft()
+        frame = self._pending.popleft()
+        ops = None if frame.ops is None else copy_ops(frame.ops)
+        return Frame(frame.seq, self._source.detached(frame.value), ops, frame.values)
 
     async def each(self, listener: Callable[[Frame[T]], Awaitable[None] | None]) -> None:
         """Call ``listener`` with every frame, in order, until the watch ends.

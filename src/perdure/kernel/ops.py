@@ -70,6 +70,21 @@ def decode_ops(data: bytes | msgspec.Raw) -> tuple[Op, ...]:
         raise NotJson("$", f"not a list of operations: {error}") from None
 
 
+def copy_ops(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The same operations, with values of their own: those of a commit are part of the document itself."""
+    return tuple(_copy(op) for op in ops)
+
+
+def _copy(op: Op) -> Op:
+    match op:
+        case Set(path, value) if isinstance(value, (list, dict)):
+            return Set(path, copy_json(value))
+        case Splice(path, index, remove, insert) if insert:
+            return Splice(path, index, remove, cast("list[JsonValue]", copy_json(insert)))
+        case _:
+            return op
+
+
 def apply(value: JsonValue, ops: Sequence[Op]) -> JsonValue:
     """A new value: ``value`` after ``ops``, in order. Raises OperationError for one that does not fit."""
     target = _Target(value)

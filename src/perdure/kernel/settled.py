@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.kernel import lineage as history
 from perdure.kernel.context import Context, bounded
-from perdure.kernel.document import Document
+from perdure.kernel.document import Document, resolve_version
 from perdure.kernel.documents import (
     ABSENT,
     DocState,
@@ -27,7 +27,6 @@ from perdure.kernel.errors import (
     ContextDeadline,
     InvalidRead,
     NotFound,
-    PerdureError,
     SessionClosed,
     SessionFailed,
 )
@@ -391,12 +390,15 @@ class SettledReads(ABC):
         assert value is not None, "a living document has a value"
         definition = kind.definition
 
+        def detach(value: D) -> D:
+            return kind.from_json(value.shared_json())
+
         def forget() -> None:
             loaded.sources.pop(definition, None)
             self.drop_source(source)
             self.documents.use(loaded)
 
-        source: Source[D] = Source(str(address), seq=self.seq, value=value, on_idle=forget)
+        source: Source[D] = Source(str(address), seq=self.seq, value=value, on_idle=forget, detach=detach)
         loaded.sources[definition] = source  # pyright: ignore[reportArgumentType]
         self.add_source(source)
         return source
@@ -407,14 +409,15 @@ class SettledReads(ABC):
                 del loaded.sources[definition]
                 self.drop_source(source)
                 source.end("retired")
-            else:
-                try:
-                    value = read_state(DocState(change.record, loaded.settled.version, change.after), definition.cls)
-                except PerdureError as error:
-                    source.end("listener_error", error)
-                    continue
-                assert value is not None, "a living document has a value"
-                source.publish(Frame(settled.seq, value, change.ops, settled.values))
+                continue
+            try:
+                value, migrated = resolve_version(definition, loaded.settled.version, change.after)
+                read = definition.cls.from_json(value)
+            except Exception as error:  # of a migration, or a version this observer's code cannot read
+                source.end("listener_error", error)
+                continue
+            # The operations are of the stored version: they do not lead from one migrated value to the next.
+            source.publish(Frame(settled.seq, read, None if migrated else change.ops, settled.values))
 
 
 def remember(kept: OrderedDict[int, K], id: int, value: K, most: int) -> None:
