@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -88,16 +89,18 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         for _ in range(MOST_PREPARES):
             await self._host.contexts.load(run.conversation_id)
             async with run.commit() as tx:
-                moved = await self._pin(tx, run.conversation_id, turn=at.turn, attempt=at.attempt)
+                moved = await self._pin(run, tx, turn=at.turn, attempt=at.attempt)
             if moved is not None:
                 return moved
         raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
 
+    # A phase of any checkpoint may lead to a request.
     async def _pin(
-        self, tx: RunTransaction[None], conversation_id: int, *, turn: int, attempt: int
+        self, run: Run[None, None, Any], tx: RunTransaction[None], *, turn: int, attempt: int
     ) -> Next[None] | None:
         """On to the request; or the end, without a model. None: the history is not in memory, nothing was written."""
-        pinned = await prepare(self._host, tx, conversation_id, turn=turn, attempt=attempt)
+        conversation_id = run.conversation_id
+        pinned = await prepare(self._host, tx, conversation_id, task=run.id, turn=turn, attempt=attempt)
         if pinned is None:
             return None
         if isinstance(pinned, NoModel):
@@ -276,7 +279,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             live = await tx.draft(Live)
             assert live.run is not None, "the run lasts until its generation ends"
             live.run["inputs"].extend(placed.inputs)
-        return await self._pin(tx, run.conversation_id, turn=run.checkpoint.turn, attempt=1)
+        return await self._pin(run, tx, turn=run.checkpoint.turn, attempt=1)
 
     # --- ends that are not its own -----------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class Content:
             conversation=conversation_id,
             head=self.head,
             edits=self.edits,
+            # It is its author's, whoever places it.
+            by_task=None,
         )
 
 

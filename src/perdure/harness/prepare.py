@@ -51,9 +51,9 @@ class NoModel:
 
 
 async def prepare(
-    host: Host, tx: Transaction, conversation_id: int, *, turn: int, attempt: int
+    host: Host, tx: Transaction, conversation_id: int, *, task: int, turn: int, attempt: int
 ) -> Pinned | NoModel | None:
-    """Pin the next request in a transaction, after showing what the prompt says now.
+    """Pin the next request of a generation task in a transaction, after showing what the prompt says now.
 
     None: the conversation's history is not in memory; ``host.contexts.load`` it outside of the transaction.
     """
@@ -73,6 +73,7 @@ async def prepare(
             messages=encode_messages([SystemMessage(render(data))]),
             data=msgspec.Raw(msgspec.json.encode(data)),
             conversation=conversation_id,
+            by_task=task,
         )
         newest = entry.id
     return Pinned(

@@ -46,10 +46,10 @@ async def start_run(host: Host, tx: Transaction, conversation_id: int, inputs: S
     Where the conversation is in memory the first request is pinned in this commit, so that the task begins with it.
     """
     assert inputs, "a run answers something"
-    pinned = await prepare(host, tx, conversation_id, turn=0, attempt=1)
     task = tx.new_task(
         kind=GENERATION, version=GENERATION_VERSION, phase="start", input=NULL, conversation=conversation_id
     )
+    pinned = await prepare(host, tx, conversation_id, task=task.id, turn=0, attempt=1)
     if isinstance(pinned, Pinned):
         task = structs.replace(task, state=Pending(phase="request", raw_checkpoint=pinned.encode()))
         tx.put_task(task)

@@ -234,9 +234,12 @@ class Transaction(TransactionDocuments):
         conversation: int | None = None,
         head: int | Literal["self"] | None = None,
         edits: Sequence[Edit] = (),
-        by_task: int | None = None,
+        by_task: int | Unset | None = UNSET,
     ) -> EntryRecord:
-        """Append an entry whose JSON is encoded already. ``by_task``: whose it is; by default the running task's."""
+        """Append an entry whose JSON is encoded already.
+
+        ``by_task``: whose it is, by default the running task's; None: no task's.
+        """
         id = self.new_id()
         record = EntryRecord(
             id=id,
@@ -248,7 +251,7 @@ class Transaction(TransactionDocuments):
             raw_data=NULL if data is None else data,
             head=id if head == "self" else head,
             edits=tuple(edits),
-            by_task=self.by_task if by_task is None else by_task,
+            by_task=self.by_task if isinstance(by_task, Unset) else by_task,
         )
         self._entries[id] = record
         return record
