@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from perdure.harness.conversation import Conversation
 
 from common import ANSWER, BODY, DELTA, QUESTION, Meter, main
-from perdure import Document, Entry, Extension, Harness, Session, SqliteStorage, tool
+from perdure import Conversation, Document, Entry, Extension, Harness, Session, SqliteStorage, tool
 from perdure.harness.documents import ASSISTANT, USER
 from perdure.harness.messages import AssistantMessage, Text, Usage, UserMessage, encode_messages
 from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta

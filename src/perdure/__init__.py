@@ -1,7 +1,125 @@
-"""Durable agents: kill the process at any instruction, open it again, and it is where its log says."""
+"""perdure: durable agents for Python.
+
+What is named here is the public face, together with ``perdure.testing``. Names are loaded when they are first used,
+so that importing the package costs next to nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from perdure.harness.conversation import Conversation as Conversation
+    from perdure.harness.documents import Agent as Agent
+    from perdure.harness.environment import ExecutionEnvironment as ExecutionEnvironment
+    from perdure.harness.handle import ToolCall as ToolCall
+    from perdure.harness.harness import Harness as Harness
+    from perdure.harness.hooks import Block as Block
+    from perdure.harness.inbox import ConversationBusy as ConversationBusy
+    from perdure.harness.messages import AssistantMessage as AssistantMessage
+    from perdure.harness.messages import Image as Image
+    from perdure.harness.messages import Text as Text
+    from perdure.harness.messages import Usage as Usage
+    from perdure.harness.messages import UserMessage as UserMessage
+    from perdure.harness.model import ModelError as ModelError
+    from perdure.harness.model import ModelRequest as ModelRequest
+    from perdure.harness.model import Models as Models
+    from perdure.harness.output import OutputLimits as OutputLimits
+    from perdure.harness.registry import Extension as Extension
+    from perdure.harness.registry import PromptSection as PromptSection
+    from perdure.harness.settings import RetryPolicy as RetryPolicy
+    from perdure.harness.submission import Submission as Submission
+    from perdure.harness.submission import Unanswered as Unanswered
+    from perdure.harness.tool import ToolError as ToolError
+    from perdure.harness.tool import ToolResult as ToolResult
+    from perdure.harness.tool import tool as tool
+    from perdure.kernel.context import BACKGROUND as BACKGROUND
+    from perdure.kernel.context import Context as Context
+    from perdure.kernel.document import Document as Document
+    from perdure.kernel.document import field as field
+    from perdure.kernel.entries import Entry as Entry
+    from perdure.kernel.errors import NotFound as NotFound
+    from perdure.kernel.errors import NotJson as NotJson
+    from perdure.kernel.errors import PerdureError as PerdureError
+    from perdure.kernel.errors import RequestConflict as RequestConflict
+    from perdure.kernel.errors import SessionClosed as SessionClosed
+    from perdure.kernel.errors import SessionFailed as SessionFailed
+    from perdure.kernel.errors import StaleEpochError as StaleEpochError
+    from perdure.kernel.errors import StorageBusy as StorageBusy
+    from perdure.kernel.errors import StorageCorrupt as StorageCorrupt
+    from perdure.kernel.errors import StorageError as StorageError
+    from perdure.kernel.errors import StorageFormatError as StorageFormatError
+    from perdure.kernel.reports import Report as Report
+    from perdure.kernel.session import Session as Session
+    from perdure.storage.memory import MemoryStorage as MemoryStorage
+    from perdure.storage.sqlite import SqliteStorage as SqliteStorage
+    from perdure.tasks.definition import Next as Next
+    from perdure.tasks.definition import Task as Task
+    from perdure.tasks.errors import NotStopped as NotStopped
+    from perdure.tasks.errors import WorkBlocked as WorkBlocked
+    from perdure.tasks.run import Run as Run
+    from perdure.tools.coding import coding_tools as coding_tools
+    from perdure.tools.local import LocalEnvironment as LocalEnvironment
+
+_HOME = {
+    "perdure.harness.conversation": ("Conversation",),
+    "perdure.harness.documents": ("Agent",),
+    "perdure.harness.environment": ("ExecutionEnvironment",),
+    "perdure.harness.handle": ("ToolCall",),
+    "perdure.harness.harness": ("Harness",),
+    "perdure.harness.hooks": ("Block",),
+    "perdure.harness.inbox": ("ConversationBusy",),
+    "perdure.harness.messages": ("AssistantMessage", "Image", "Text", "Usage", "UserMessage"),
+    "perdure.harness.model": ("ModelError", "ModelRequest", "Models"),
+    "perdure.harness.output": ("OutputLimits",),
+    "perdure.harness.registry": ("Extension", "PromptSection"),
+    "perdure.harness.settings": ("RetryPolicy",),
+    "perdure.harness.submission": ("Submission", "Unanswered"),
+    "perdure.harness.tool": ("ToolError", "ToolResult", "tool"),
+    "perdure.kernel.context": ("BACKGROUND", "Context"),
+    "perdure.kernel.document": ("Document", "field"),
+    "perdure.kernel.entries": ("Entry",),
+    "perdure.kernel.errors": (
+        "NotFound",
+        "NotJson",
+        "PerdureError",
+        "RequestConflict",
+        "SessionClosed",
+        "SessionFailed",
+        "StaleEpochError",
+        "StorageBusy",
+        "StorageCorrupt",
+        "StorageError",
+        "StorageFormatError",
+    ),
+    "perdure.kernel.reports": ("Report",),
+    "perdure.kernel.session": ("Session",),
+    "perdure.storage.memory": ("MemoryStorage",),
+    "perdure.storage.sqlite": ("SqliteStorage",),
+    "perdure.tasks.definition": ("Next", "Task"),
+    "perdure.tasks.errors": ("NotStopped", "WorkBlocked"),
+    "perdure.tasks.run": ("Run",),
+    "perdure.tools.coding": ("coding_tools",),
+    "perdure.tools.local": ("LocalEnvironment",),
+}
+"""Module -> the public names that live there."""
+
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]  # pyright: ignore[reportUnsupportedDunderAll]  # one table, tested
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,34 @@
+"""The public face: what it names, and that naming it costs little."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import perdure
+
+
+def test_every_public_name_resolves() -> None:
+    for name in perdure.__all__:
+        assert getattr(perdure, name) is not None
+
+
+def test_type_checkers_and_run_time_see_the_same_names() -> None:
+    tree = ast.parse(Path(perdure.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == perdure._MODULE_OF
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, perdure; print([m for m in ('pydantic', 'typer', 'rich', 'apsw', 'msgspec') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_opening_an_agent_without_tools_loads_no_pydantic() -> None:
+    code = "import sys, perdure; perdure.Harness, perdure.SqliteStorage; print('pydantic' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "False"
