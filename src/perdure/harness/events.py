@@ -6,6 +6,7 @@ gets a fresh snapshot in place of what it missed.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from perdure.harness.documents import (
     ToolTotals,
 )
 from perdure.harness.view import ConversationView
-from perdure.kernel.json import JsonValue
+from perdure.kernel.json import JsonValue, copy_json
 from perdure.kernel.observation import Watch
 from perdure.kernel.records import EntryRecord, SubmissionRecord
 from perdure.tasks.errors import BlockedReason
@@ -50,7 +51,7 @@ class Snapshot(_Event, frozen=True, kw_only=True, tag="snapshot"):
 
     busy: bool
     view: JsonValue
-    """A ConversationView's ``json``."""
+    """A ConversationView's ``to_json()``."""
     blocked: tuple[BlockedTask, ...] = ()
 
 
@@ -221,18 +222,18 @@ def derive(
     retry = now.retry
     if retry is not None and retry is not was.retry:
         events.append(Retry(seq=seq, **retry))
-    if before.json["inbox"] is not after.json["inbox"]:
-        inbox = cast("dict[str, list[InboxItem]]", after.json["inbox"])
+    if before.tree["inbox"] is not after.tree["inbox"]:
+        inbox = cast("dict[str, list[InboxItem]]", after.tree["inbox"])
         events.append(InboxChanged(seq=seq, items=inbox.get("items", [])))
-    if before.json["usage"] is not after.json["usage"]:
-        usage = cast("dict[str, dict[str, ModelTotals]]", after.json["usage"])
-        tools = cast("dict[str, dict[str, ToolTotals]]", after.json["usage"])
+    if before.tree["usage"] is not after.tree["usage"]:
+        usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
+        tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
         events.append(UsageChanged(seq=seq, models=usage.get("models", {}), tools=tools.get("tools", {})))
     return tuple(events)
 
 
 def _live(view: ConversationView) -> _Live:
-    live = cast("dict[str, JsonValue]", view.json["live"])
+    live = cast("dict[str, JsonValue]", view.tree["live"])
     return _Live(
         run=cast("LiveRun | None", live.get("run")),
         message=cast("LiveMessage | None", live.get("message")),
@@ -387,6 +388,17 @@ class Events:
             frame = await self._watch.__anext__()
             if frame.ops is None:
                 view = frame.value.view
-                return Snapshot(seq=frame.seq, busy=view.busy, view=view.json, blocked=self._blocked())
-            self._ready.extend(frame.value.events)
+                return Snapshot(seq=frame.seq, busy=view.busy, view=view.to_json(), blocked=self._blocked())
+            self._ready.extend(map(_own, frame.value.events))
         return self._ready.popleft()
+
+
+def _own(event: Event) -> Event:
+    """The event with values that no other consumer holds."""
+    match event:
+        case InboxChanged() | UsageChanged():
+            return copy.deepcopy(event)
+        case ToolUpdate() if event.details is not None:
+            return msgspec.structs.replace(event, details=copy_json(event.details))
+        case _:
+            return event

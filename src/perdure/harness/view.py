@@ -1,7 +1,7 @@
 """What a client sees of a conversation: its active transcript, as a window, and its built-in documents (rule H147).
 
 A view is a value and never changes; the next commit makes the next one, which shares all that stayed the same.
-Beside the typed fields it is one JSON tree, ``json``, which the operations of a watch's frames are about.
+Beside the typed fields it is one JSON value, ``to_json()``, which the operations of a watch's frames are about.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from perdure.harness.documents import Agent, Inbox, Live, Meta, UsageTotals
 from perdure.kernel.document import Document, resolve_version
 from perdure.kernel.documents import DocState, DocumentChange
-from perdure.kernel.json import JsonValue
+from perdure.kernel.json import JsonValue, copy_json
 from perdure.kernel.ops import Op, Set, Splice
 from perdure.kernel.records import EntryRecord
 
@@ -44,7 +44,7 @@ class ConversationView:
         window: int,
         start: int,
         entries: tuple[EntryRecord, ...],
-        json: dict[str, JsonValue],
+        tree: dict[str, JsonValue],
     ) -> None:
         self.conversation_id = conversation_id
         self.window = window
@@ -53,38 +53,50 @@ class ConversationView:
         """Where the active transcript begins: no entry below this id is in it."""
         self.entries = entries
         """The newest ones of the active transcript, oldest first."""
-        self.json = json
-        """The same as JSON: entries, more, live, inbox, agent, usage, meta. Shared: not to be changed."""
+        self.tree = tree
+        """All of it as JSON. Views share it: it is not to be changed, nor given away."""
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """A copy as JSON: entries, more, live, inbox, agent, usage, meta."""
+        copied = copy_json(self.tree)
+        assert isinstance(copied, dict), "a copy is of the same type"
+        return copied
+
+    def own(self) -> ConversationView:
+        """The same view for one reader alone, whatever that does to the values of its fields."""
+        return ConversationView(
+            self.conversation_id, window=self.window, start=self.start, entries=self.entries, tree=self.tree
+        )
 
     @property
     def more(self) -> bool:
         """The active transcript has entries before these: ``view.before(...)`` reads them."""
-        return self.json["more"] is True
+        return self.tree["more"] is True
 
     @property
     def busy(self) -> bool:
         """A run goes on, from the commit that admitted its input on (rules H15 and H16)."""
-        return cast("dict[str, JsonValue]", self.json["live"]).get("run") is not None
+        return cast("dict[str, JsonValue]", self.tree["live"]).get("run") is not None
 
     @cached_property
     def live(self) -> Live:
-        return Live.from_json(self.json["live"])
+        return Live.from_json(self.tree["live"])
 
     @cached_property
     def inbox(self) -> Inbox:
-        return Inbox.from_json(self.json["inbox"])
+        return Inbox.from_json(self.tree["inbox"])
 
     @cached_property
     def agent(self) -> Agent:
-        return Agent.from_json(self.json["agent"])
+        return Agent.from_json(self.tree["agent"])
 
     @cached_property
     def usage(self) -> UsageTotals:
-        return UsageTotals.from_json(self.json["usage"])
+        return UsageTotals.from_json(self.tree["usage"])
 
     @cached_property
     def meta(self) -> Meta:
-        return Meta.from_json(self.json["meta"])
+        return Meta.from_json(self.tree["meta"])
 
 
 def first_view(
@@ -98,13 +110,13 @@ def first_view(
     """A view of ``entries``, the newest ones from ``start`` on, oldest first; one more than the window says that
     there are more."""
     shown = tuple(entries[-window:])
-    json: dict[str, JsonValue] = {
+    tree: dict[str, JsonValue] = {
         "entries": [entry_json(entry) for entry in shown],
         "more": len(entries) > window,
     }
     for part in PARTS:
-        json[part] = documents[part]
-    view = ConversationView(conversation_id, window=window, start=start, entries=shown, json=json)
+        tree[part] = documents[part]
+    view = ConversationView(conversation_id, window=window, start=start, entries=shown, tree=tree)
     for entry in shown:
         # A marker that came while these were read.
         if entry.head is not None and entry.head > view.start:
@@ -123,7 +135,7 @@ def advance(
     for entry in entries:
         view, more = _append(view, entry)
         ops += more
-    json = dict(view.json)
+    tree = dict(view.tree)
     changed = False
     for change in changes:
         part = PART_OF.get(change.record.kind)
@@ -131,14 +143,14 @@ def advance(
             continue
         changed = True
         if change.after is None:
-            json[part] = PARTS[part].definition.initial()
-            ops.append(Set((part,), json[part]))
+            tree[part] = PARTS[part].definition.initial()
+            ops.append(Set((part,), tree[part]))
         else:
-            json[part] = change.after
+            tree[part] = change.after
             ops += (msgspec.structs.replace(op, path=(part, *op.path)) for op in change.ops)
     if changed:
         view = ConversationView(
-            view.conversation_id, window=view.window, start=view.start, entries=view.entries, json=json
+            view.conversation_id, window=view.window, start=view.start, entries=view.entries, tree=tree
         )
     return view, tuple(ops)
 
@@ -161,17 +173,17 @@ def _append(view: ConversationView, entry: EntryRecord) -> tuple[ConversationVie
     made = entry_json(entry)
     ops: list[Op] = [Splice(("entries",), len(view.entries), 0, [made])]
     entries = (*view.entries, entry)
-    listed = [*cast("list[JsonValue]", view.json["entries"]), made]
-    json: dict[str, JsonValue] = {**view.json, "entries": listed}
+    listed = [*cast("list[JsonValue]", view.tree["entries"]), made]
+    tree: dict[str, JsonValue] = {**view.tree, "entries": listed}
     surplus = len(entries) - view.window
     if surplus > 0:
         ops.append(Splice(("entries",), 0, surplus, []))
         entries = entries[surplus:]
-        json["entries"] = listed[surplus:]
+        tree["entries"] = listed[surplus:]
         if not view.more:
-            json["more"] = True
+            tree["more"] = True
             ops.append(Set(("more",), True))
-    view = ConversationView(view.conversation_id, window=view.window, start=view.start, entries=entries, json=json)
+    view = ConversationView(view.conversation_id, window=view.window, start=view.start, entries=entries, tree=tree)
     if entry.head is None:
         return view, ops
     view, more = _begin_at(view, entry.head)
@@ -182,14 +194,14 @@ def _begin_at(view: ConversationView, head: int) -> tuple[ConversationView, list
     """The active transcript begins at this entry from now on."""
     gone = sum(entry.id < head for entry in view.entries)
     entries = view.entries[gone:]
-    json = dict(view.json)
+    tree = dict(view.tree)
     ops: list[Op] = []
     if gone:
-        json["entries"] = cast("list[JsonValue]", view.json["entries"])[gone:]
+        tree["entries"] = cast("list[JsonValue]", view.tree["entries"])[gone:]
         ops.append(Splice(("entries",), 0, gone, []))
     more = view.more and bool(entries) and entries[0].id > head
     if more != view.more:
-        json["more"] = more
+        tree["more"] = more
         ops.append(Set(("more",), more))
-    view = ConversationView(view.conversation_id, window=view.window, start=head, entries=entries, json=json)
+    view = ConversationView(view.conversation_id, window=view.window, start=head, entries=entries, tree=tree)
     return view, ops
