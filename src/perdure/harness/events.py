@@ -216,6 +216,10 @@ def derive(
     events: list[Event] = []
     events += _message(was.message, now.message, answers, seq)
     events += _tools(was.tools, now.tools, results, seq)
+    if before.tree["usage"] is not after.tree["usage"]:
+        usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
+        tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
+        events.append(UsageChanged(seq=seq, models=usage.get("models", {}), tools=tools.get("tools", {})))
     if was.run is not now.run:
         events += _run(was.run, now.run, submissions, seq)
     events += (EntryAppended(seq=seq, entry=e) for e in entries if e.kind not in (ASSISTANT, TOOL_RESULT))
@@ -225,10 +229,6 @@ def derive(
     if before.tree["inbox"] is not after.tree["inbox"]:
         inbox = cast("dict[str, list[InboxItem]]", after.tree["inbox"])
         events.append(InboxChanged(seq=seq, items=inbox.get("items", [])))
-    if before.tree["usage"] is not after.tree["usage"]:
-        usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
-        tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
-        events.append(UsageChanged(seq=seq, models=usage.get("models", {}), tools=tools.get("tools", {})))
     return tuple(events)
 
 

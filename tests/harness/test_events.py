@@ -1,0 +1,371 @@
+"""Events of a conversation (rules H149 and H151): from a snapshot on, what each commit did, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from harness.doubles import ManualClock, settle
+from perdure.harness.conversation import Conversation
+from perdure.harness.documents import Live
+from perdure.harness.events import (
+    Blocked,
+    EntryAppended,
+    Event,
+    Events,
+    InboxChanged,
+    MessageDelta,
+    MessageEnd,
+    MessageStart,
+    Retry,
+    RunEnd,
+    RunStart,
+    Snapshot,
+    ToolEnd,
+    ToolStart,
+    ToolUpdate,
+    Turn,
+    UsageChanged,
+)
+from perdure.harness.harness import Harness
+from perdure.harness.messages import AssistantMessage, decode_messages
+from perdure.harness.registry import Extension
+from perdure.harness.tool import ToolCall, tool
+from perdure.kernel.entries import Entry
+from perdure.kernel.observation import WatchEnded
+from perdure.storage.memory import MemoryStorage
+from perdure.tasks.definition import Next, Task
+from perdure.tasks.run import Run
+from perdure.testing.model import Fail, ScriptedModel, call, fail, say
+
+
+class Note(Entry, kind="test.note"):
+    text: str
+
+
+@tool
+async def work(call: ToolCall) -> str:
+    """Work."""
+    call.output("line 1\n")
+    call.diagnostic("hm")
+    await gate.wait()
+    return "done"
+
+
+gate = asyncio.Event()
+
+
+@asynccontextmanager
+async def opened(model: ScriptedModel) -> AsyncIterator[tuple[Harness, Conversation, ManualClock]]:
+    global gate
+    gate = asyncio.Event()
+    clock = ManualClock()
+    async with Harness.open(
+        MemoryStorage(), models=model, extensions=[Extension("t", tools=[work])], clock=clock
+    ) as harness:
+        yield harness, await harness.root(), clock
+
+
+async def until(events: Events, kind: type[Event]) -> list[Event]:
+    """All events up to the first of a kind."""
+    found: list[Event] = []
+    async with asyncio.timeout(5):
+        async for event in events:
+            found.append(event)
+            if isinstance(event, kind):
+                return found
+    raise AssertionError
+
+
+def names(events: list[Event]) -> list[str]:
+    """What happened, without what may come in any commit."""
+    return [type(event).__name__ for event in events if not isinstance(event, UsageChanged)]
+
+
+async def test_a_plain_answer_from_admission_to_the_end_of_the_run() -> None:
+    async with opened(ScriptedModel(say("Hello."))) as (_, root, _), root.events() as events:
+        assert isinstance(await anext(events), Snapshot)
+        submission = await root.submit("Hi")
+        answer = await submission.answer()
+        found = await until(events, RunEnd)
+    assert names(found)[:2] == ["RunStart", "EntryAppended"]
+    assert names(found)[-2:] == ["MessageEnd", "RunEnd"]
+    start, end = found[0], found[-1]
+    assert isinstance(start, RunStart)
+    assert isinstance(end, RunEnd)
+    assert start.inputs == end.inputs == (submission.id,)
+    assert start.task == end.task
+    ended = next(event for event in found if isinstance(event, MessageEnd))
+    assert ended.entry is not None
+    assert end.answer == ended.entry.id
+    assert sum(isinstance(event, UsageChanged) for event in found) == 1
+    assert answer.text == "Hello."
+
+
+async def test_deltas_make_up_the_streamed_answer() -> None:
+    hold = asyncio.Event()
+
+    async def pace(request: object, number: int) -> None:
+        if number == 3:
+            await hold.wait()
+
+    model = ScriptedModel(say("one two three four", thinking="hm", chunk=4), pace=pace)
+    async with opened(model) as (_, root, clock), root.events() as events:
+        await anext(events)
+        await root.submit("Hi")
+        await settle()
+        await clock.advance(0.2)
+        hold.set()
+        found = await until(events, MessageEnd)
+    begun = [event for event in found if isinstance(event, (MessageStart, MessageDelta, MessageEnd))]
+    assert isinstance(begun[0], MessageStart)
+    assert sum(isinstance(event, MessageStart) for event in begun) == 1
+    deltas = [event for event in begun if isinstance(event, MessageDelta)]
+    texts: dict[int, str] = {}
+    for delta in deltas:
+        texts[delta.index] = texts.get(delta.index, "") + delta.text
+    assert deltas[0].part == "thinking"
+    assert texts[0] == "hm"
+    assert "one two three four".startswith(texts[1])
+    assert texts[1]
+
+
+async def test_a_round_of_tools() -> None:
+    model = ScriptedModel([call("work"), say("Done.")])
+    async with opened(model) as (_, root, clock), root.events() as events:
+        await anext(events)
+        submission = await root.submit("Go")
+        await settle()
+        await clock.advance(0.2)
+        gate.set()
+        await submission.answer()
+        found = await until(events, RunEnd)
+    kinds = names(found)
+    for before, after in (
+        ("RunStart", "MessageEnd"),
+        ("MessageEnd", "Turn"),
+        ("Turn", "ToolStart"),
+        ("ToolStart", "ToolUpdate"),
+        ("ToolUpdate", "ToolEnd"),
+        ("ToolEnd", "RunEnd"),
+    ):
+        assert kinds.index(before) < kinds.index(after), (before, after)
+    assert kinds.count("MessageStart") == kinds.count("MessageEnd") == 2
+    started = next(event for event in found if isinstance(event, ToolStart))
+    ended = next(event for event in found if isinstance(event, ToolEnd))
+    updates = [event for event in found if isinstance(event, ToolUpdate)]
+    assert started.task == ended.task == updates[0].task
+    assert (started.name, ended.is_error, ended.code) == ("work", False, None)
+    assert "".join(update.text for update in updates) == "line 1\n"
+    assert [line for update in updates for line in update.diagnostics] == ["hm"]
+    turn = next(event for event in found if isinstance(event, Turn))
+    assert turn.turn == 1
+
+
+async def test_a_call_that_never_ran_starts_and_ends() -> None:
+    async with opened(ScriptedModel([call("nope"), say("Done.")])) as (_, root, _), root.events() as events:
+        await anext(events)
+        await (await root.submit("Go")).answer()
+        found = await until(events, RunEnd)
+    assert names(found).count("ToolStart") == 1
+    ended = next(event for event in found if isinstance(event, ToolEnd))
+    assert (ended.is_error, ended.code) == (True, "tool_unavailable")
+
+
+async def test_the_queue_and_the_next_run() -> None:
+    model = ScriptedModel([call("work"), say("One."), say("Two.")])
+    async with opened(model) as (_, root, _), root.events() as events:
+        await anext(events)
+        await root.submit("First")
+        await settle()
+        second = await root.submit("Second")
+        found = await until(events, InboxChanged)
+        changed = found[-1]
+        assert isinstance(changed, InboxChanged)
+        assert [(item["id"], item["mode"]) for item in changed.items] == [(second.id, "follow_up")]
+        changed.items.clear()
+        gate.set()
+        await second.answer()
+        found = await until(events, RunEnd)
+        found += await until(events, RunEnd)
+        kinds = names(found)
+        end = kinds.index("RunEnd")
+        assert kinds.index("RunStart") > end
+        emptied = [event for event in found if isinstance(event, InboxChanged)][-1]
+        assert emptied.items == []
+
+
+async def test_a_retry_is_told() -> None:
+    model = ScriptedModel(fail("overloaded", times=1, then=say("Yes.")))
+    async with opened(model) as (_, root, clock), root.events() as events:
+        await anext(events)
+        submission = await root.submit("Go")
+        found = await until(events, Retry)
+        told = found[-1]
+        assert isinstance(told, Retry)
+        assert (told.attempt, told.code) == (2, "overloaded")
+        await clock.advance(10)
+        await submission.answer()
+        found = await until(events, RunEnd)
+        assert not any(isinstance(event, Retry) for event in found)
+
+
+async def test_a_run_that_ends_without_an_answer_says_why() -> None:
+    async with opened(ScriptedModel(Fail("refused", "no"))) as (_, root, _), root.events() as events:
+        await anext(events)
+        submission = await root.submit("Go")
+        await submission.wait()
+        found = await until(events, RunEnd)
+        end = found[-1]
+        assert isinstance(end, RunEnd)
+        assert (end.answer, end.reason) == (None, "model_error")
+        ended = [event for event in found if isinstance(event, MessageEnd)]
+        assert len(ended) == 1
+        assert names(found).count("MessageStart") == 1
+
+
+async def test_an_aborted_stream_ends_its_message() -> None:
+    hold = asyncio.Event()
+
+    async def pace(request: object, number: int) -> None:
+        if number == 2:
+            await hold.wait()
+
+    model = ScriptedModel(say("one two three four", chunk=4), pace=pace)
+    async with opened(model) as (_, root, clock), root.events() as events:
+        await anext(events)
+        await root.submit("Hi")
+        await settle()
+        await clock.advance(0.2)
+        await root.abort()
+        found = await until(events, RunEnd)
+    end = found[-1]
+    assert isinstance(end, RunEnd)
+    assert end.reason == "aborted"
+    (ended,) = [event for event in found if isinstance(event, MessageEnd)]
+    assert ended.entry is not None
+    (message,) = decode_messages(ended.entry.raw_messages)
+    assert isinstance(message, AssistantMessage)
+    assert message.stop_reason == "aborted"
+
+
+async def test_a_client_that_attaches_before_the_first_token_sees_that_it_is_busy() -> None:
+    hold = asyncio.Event()
+
+    async def pace(request: object, number: int) -> None:
+        await hold.wait()
+
+    async with opened(ScriptedModel(say("Hi."), pace=pace)) as (_, root, _):
+        submission = await root.submit("Hi")
+        async with root.events() as events:
+            first = await anext(events)
+            assert isinstance(first, Snapshot)
+            assert first.busy
+            assert isinstance(first.view, dict)
+            assert len(first.view["entries"]) == 1  # pyright: ignore[reportArgumentType]
+            hold.set()
+            await submission.answer()
+            assert names(await until(events, RunEnd))[-1] == "RunEnd"
+
+
+async def test_entries_of_an_application_are_events() -> None:
+    async with opened(ScriptedModel(say("x"))) as (_, root, _), root.events() as events:
+        await anext(events)
+        async with root.commit() as tx:
+            tx.append(Note(text="mine"))
+        (event,) = await until(events, EntryAppended)
+        assert isinstance(event, EntryAppended)
+        assert Note.read(event.entry).text == "mine"
+
+
+async def test_a_blocked_task_is_an_event_and_in_the_snapshot() -> None:
+    class Job(Task[int, None], kind="test.job"):
+        async def start(self, run: Run[int, None, None]) -> Next[None]:
+            async with run.commit() as tx:
+                return tx.complete(None)
+
+    async with opened(ScriptedModel(say("x"))) as (harness, root, _):
+        harness.resume()
+        async with root.events() as events:
+            await anext(events)
+            async with root.commit() as tx:
+                task = tx.create_task(Job, 1)
+            (event,) = await until(events, Blocked)
+            assert isinstance(event, Blocked)
+            assert (event.task, event.kind, event.reason) == (task.id, "test.job", "missing_task")
+        async with root.events() as events:
+            first = await anext(events)
+            assert isinstance(first, Snapshot)
+            assert [(b.task, b.reason) for b in first.blocked] == [(task.id, "missing_task")]
+
+
+async def test_a_slow_consumer_gets_a_fresh_snapshot() -> None:
+    async with (
+        opened(ScriptedModel(say("x"))) as (harness, root, _),
+        root.events() as events,
+        root.events() as quick,
+    ):
+        await anext(quick)
+        for number in range(150):
+            async with root.commit() as tx:
+                tx.append(Note(text=str(number)))
+            (event,) = await until(quick, EntryAppended)
+            assert isinstance(event, EntryAppended)
+        first = await anext(events)
+        assert isinstance(first, Snapshot)
+        assert isinstance(first.view, dict)
+        shown = len(first.view["entries"])  # pyright: ignore[reportArgumentType]
+        assert shown == 100
+        rest = [await anext(events) for _ in range(150 - shown)]
+        assert [event.seq for event in rest] == list(range(first.seq + 1, harness.session.seq + 1))
+
+
+async def test_nothing_is_worked_out_that_nobody_hears() -> None:
+    async with opened(ScriptedModel(say("x"))) as (harness, root, _), root.view():
+        async with root.events() as events:
+            await anext(events)
+        async with root.commit() as tx:
+            tx.append(Note(text="unheard"))
+        (room,) = harness.views._rooms[root.id].values()
+        assert room.moments._frame.value.events == ()
+        async with root.events() as events:
+            assert isinstance(await anext(events), Snapshot)
+
+
+async def test_events_end_with_the_session() -> None:
+    async with opened(ScriptedModel(say("x"))) as (harness, root, _), root.events() as events:
+        await anext(events)
+        waiting = asyncio.ensure_future(anext(events))
+        await settle()
+        report = await harness.close()
+        assert report.unreleased == (f"watch of events of conversation {root.id}",)
+        with pytest.raises(WatchEnded, match="session_closed"):
+            await waiting
+
+
+async def test_an_event_is_json_and_comes_back() -> None:
+    async with opened(ScriptedModel([call("work"), say("Done.")])) as (_, root, _), root.events() as events:
+        first = await anext(events)
+        gate.set()
+        await (await root.submit("Go")).answer()
+        found = [first, *await until(events, RunEnd)]
+    data = msgspec.json.encode(found)
+    assert b'"type":"tool_end"' in data
+    assert msgspec.json.decode(data, type=list[Event]) == found
+
+
+async def test_a_message_that_leaves_nothing_ends_so() -> None:
+    async with opened(ScriptedModel(say("x"))) as (_, root, _), root.events() as events:
+        await anext(events)
+        async with root.commit() as tx:
+            live = await tx.draft(Live)
+            live.message = {"task": 7, "model": "m", "attempt": 1, "content": []}
+        async with root.commit() as tx:
+            (await tx.draft(Live)).message = None
+        found = await until(events, MessageEnd)
+        assert found[-1] == MessageEnd(seq=found[-1].seq, task=7, entry=None)
+        assert names(found) == ["MessageStart", "MessageEnd"]
