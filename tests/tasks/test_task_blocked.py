@@ -303,9 +303,7 @@ class TestMigration:
             @classmethod
             def migrate(cls, stored: StoredTask) -> StoredTask:
                 assert isinstance(stored.checkpoint, str)
-                return StoredTask(
-                    version=2, input=stored.input, phase=stored.phase, checkpoint=int(stored.checkpoint)
-                )
+                return StoredTask(version=2, input=stored.input, phase=stored.phase, checkpoint=int(stored.checkpoint))
 
         async with world.open(First):
             id = await world.create(First)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ class FakeHost:
         """The tasks whose ordinary owned work this one is."""
         found: list[TaskRecord] = []
         chain = list(self.chain(record))
-        for below, above in zip(chain, chain[1:], strict=False):
+        for below, above in pairwise(chain):
             if below.background:
                 break
             found.append(above)
@@ -270,7 +271,9 @@ def test_T54_T61_T66_T72_hold_after_every_transaction(data: st.DataObject) -> No
             tx = FakeTransaction(host)
             for id in data.draw(st.lists(st.sampled_from(live), min_size=2, max_size=2, unique=True)):
                 if not isinstance(host.live[id].state, Completing):
-                    tx.put_task(structs.replace(host.live[id], state=Completing(data.draw(st.sampled_from([DONE, FAILED])))))
+                    tx.put_task(
+                        structs.replace(host.live[id], state=Completing(data.draw(st.sampled_from([DONE, FAILED]))))
+                    )
             host.commit(tx)
         check_invariants(host)
 
@@ -284,7 +287,12 @@ def test_T55_an_outcome_is_held_and_the_cascade_is_one_commit() -> None:
     host.put(waiter, state=Waiting(phase="start", on=(top,)))
     host.decide(top, DONE)
     host.decide(middle, DONE)
-    assert [type(host.every[id].state) for id in (top, middle, leaf, waiter)] == [Completing, Completing, Running, Waiting]
+    assert [type(host.every[id].state) for id in (top, middle, leaf, waiter)] == [
+        Completing,
+        Completing,
+        Running,
+        Waiting,
+    ]
     host.decide(leaf, DONE)
     assert [type(host.every[id].state) for id in (top, middle, leaf, waiter)] == [Terminal, Terminal, Terminal, Running]
 

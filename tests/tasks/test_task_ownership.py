@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,7 +149,7 @@ def test_T68_a_wait_closes_a_cycle_exactly_when_the_named_need_the_waiter(work: 
     if cycle is not None:
         assert cycle[0] == cycle[-1] == waiter
         assert cycle[1] in on
-        for step, following in zip(cycle[1:], cycle[2:], strict=False):
+        for step, following in pairwise(cycle[1:]):
             assert following in needs(step)
 
 

@@ -47,20 +47,18 @@ def gate() -> None:
     Gated.runs = []
 
 
-async def crash_running(world: World, times: int, **options: int) -> None:
+async def crash_running(world: World, times: int, *, restart_limit: int = 5) -> None:
     """Open, let it run, crash; again and again."""
     for _ in range(times):
-        async with world.open(Gated, **options):
+        async with world.open(Gated, restart_limit=restart_limit):
             before = len(Gated.runs)
-            await until(lambda: len(Gated.runs) > before)
+            await until(lambda before=before: len(Gated.runs) > before)
             await settle()
             await world.crash()
 
 
 class TestRestarts:
-    @pytest.mark.parametrize(
-        ("what", "restarts"), [("plain", 0), ("intent", 1), ("memo", 1), ("two phases", 1)]
-    )
+    @pytest.mark.parametrize(("what", "restarts"), [("plain", 0), ("intent", 1), ("memo", 1), ("two phases", 1)])
     async def test_T29_the_first_recovery_counts_nothing_before_a_checkpoint_or_intent(
         self, world: World, what: str, restarts: int
     ) -> None:
@@ -98,7 +96,7 @@ class TestRestarts:
         for _ in range(10):
             async with world.open(Gated):
                 before = len(Gated.runs)
-                await until(lambda: len(Gated.runs) > before)
+                await until(lambda before=before: len(Gated.runs) > before)
                 assert (await world.task(id)).restarts == 0
 
     async def test_T41_progress_clears_the_count(self, world: World) -> None:
