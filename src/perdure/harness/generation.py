@@ -6,7 +6,7 @@ a request is classified in one commit: an answer, a round of tools, a failure th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAns
 from perdure.harness.usage import add_attempt
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
-from perdure.kernel.records import EntryRecord, Faulted, Orphaned, TaskRecord, to_raw
+from perdure.kernel.records import Completed, EntryRecord, Failed, Faulted, Orphaned, TaskRecord, Terminal, to_raw
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
@@ -290,16 +290,25 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             await self._clear(tx, run.record, NoAnswer("aborted", reason))
             return tx.abort(reason)
 
-    @override
-    async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
-        outcome = record.outcome
-        if isinstance(outcome, Faulted):
-            ending = NoAnswer("faulted", f"{outcome.error.code}: {outcome.error.message}")
-        elif isinstance(outcome, Orphaned):
-            ending = NoAnswer(ORPHANED.get(outcome.reason, "aborted"), outcome.reason)
-        else:
-            ending = NoAnswer("aborted", record.abort_reason)
-        await self._clear(tx, record, ending)
+    def derive(self, tx: Transaction) -> Awaitable[None] | None:
+        """Registered with the session: an outcome that the scheduler wrote ends the run in the same commit (T60, H41).
+
+        Not left to ``cleanup``, which is not called where the code is missing.
+        """
+        ended = [r for r in tx.changed_tasks.values() if r.kind == GENERATION and type(r.state) is Terminal]
+        foreign = [record for record in ended if not isinstance(record.outcome, (Completed, Failed))]
+        return self._clean_up(tx, foreign) if foreign else None
+
+    async def _clean_up(self, tx: Transaction, ended: list[TaskRecord]) -> None:
+        for record in ended:
+            outcome = record.outcome
+            if isinstance(outcome, Faulted):
+                ending = NoAnswer("faulted", f"{outcome.error.code}: {outcome.error.message}")
+            elif isinstance(outcome, Orphaned):
+                ending = NoAnswer(ORPHANED.get(outcome.reason, "aborted"), outcome.reason)
+            else:
+                ending = NoAnswer("aborted", record.abort_reason)
+            await self._clear(tx, record, ending)
 
     async def _clear(self, tx: Transaction, record: TaskRecord, ending: NoAnswer) -> None:
         """End the run if it is still this task's; the queue is kept (rule H50)."""

@@ -96,7 +96,10 @@ class Harness:
         self.views = Views(session, self.tasks)
         self.settlements = Settlements(session, self.tasks)
         self._mailroom = Mailroom(self)
-        task_registry.install(GenerationTask(self._host), calls)
+        generation = GenerationTask(self._host)
+        # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
+        session.derive(generation.derive)
+        task_registry.install(generation, calls)
 
     # --- opening and closing -----------------------------------------------------------------------------------
 
