@@ -1,23 +1,32 @@
-"""A conversation's history as segments: whose entries it shows, in which id range, through its forks (rule 1.5).
+"""A conversation's history as segments: whose entries it shows, in which id range, through its forks (rules
+K115 to K117).
 
 Segments are ascending and disjoint in entry id, because a fork's own entries are all newer than the one it forked at.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
+from perdure.kernel.records import ConversationRecord
 from perdure.kernel.storage import Segment
 
 
-def fork(parent: Sequence[Segment], at: int, child: int) -> tuple[Segment, ...]:
+def fork(parent: tuple[Segment, ...], at: int, child: int) -> tuple[Segment, ...]:
     """The history of a conversation forked from one with history ``parent`` at entry ``at``."""
-    shared = [
-        s if s.last is not None and s.last <= at else Segment(s.conversation_id, s.first, at)
-        for s in parent
-        if s.first <= at
-    ]
+    shared = parent[: bisect_right(parent, at, key=lambda segment: segment.first)]
+    newest = shared[-1]
+    if newest.last is None or newest.last > at:
+        shared = (*shared[:-1], Segment(newest.conversation_id, newest.first, at))
     return (*shared, Segment(child, at + 1, None))
+
+
+def of(record: ConversationRecord, parent: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """The history of a conversation; ``parent`` is that of the one it was forked from, if it was."""
+    if record.parent is None:
+        return (Segment(record.id, 0, None),)
+    return fork(parent, record.parent.at, record.id)
 
 
 def contains(segments: Sequence[Segment], conversation_id: int, entry_id: int) -> bool:
@@ -35,4 +44,4 @@ def contains(segments: Sequence[Segment], conversation_id: int, entry_id: int) -
     return False
 
 
-__all__ = ["Segment", "contains", "fork"]
+__all__ = ["Segment", "contains", "fork", "of"]

@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
 from perdure.kernel.clock import Clock, Entropy, SystemClock, SystemEntropy
 from perdure.kernel.context import Context, bounded
-from perdure.kernel.document import Document
 from perdure.kernel.documents import (
     DocState,
     DocumentCache,
@@ -27,7 +26,7 @@ from perdure.kernel.documents import (
 )
 from perdure.kernel.errors import SessionClosed, SessionFailed, StorageError
 from perdure.kernel.line import Line
-from perdure.kernel.observation import NO_VALUES, Observer
+from perdure.kernel.observation import NO_VALUES
 from perdure.kernel.records import (
     ConversationRecord,
     EntryRecord,
@@ -35,21 +34,14 @@ from perdure.kernel.records import (
     TaskRecord,
 )
 from perdure.kernel.reports import OnReport, Report, deliver
-from perdure.kernel.settled import Settled, SettledReads, remember
+from perdure.kernel.settled import KEPT_CONVERSATIONS, Settled, SettledReads, remember
 from perdure.kernel.storage import MAX_SCAN, Batch, Storage, StoreInfo
 from perdure.kernel.transaction import Derivation, Transaction
 
-D = TypeVar("D", bound=Document)
-T = TypeVar("T")
-R = TypeVar("R")
-K = TypeVar("K")
-Obs = TypeVar("Obs", bound=Observer[Any])
 S = TypeVar("S", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
 MAX_STAGED = 1000
 """Commits that may be staged and not settled; the next transaction waits for the oldest."""
-KEPT_LINEAGES = 10_000
-KEPT_CONVERSATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,7 @@ K = TypeVar("K")
 Obs = TypeVar("Obs", bound=Observer[Any])
 S = TypeVar("S", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
-MAX_STAGED = 1000
-"""Commits that may be staged and not settled; the next transaction waits for the oldest."""
-KEPT_LINEAGES = 10_000
+KEPT_LINEAGES = 1_000
 KEPT_CONVERSATIONS = 10_000
 
 
@@ -203,17 +201,18 @@ class SettledReads(ABC):
             self._lineages.move_to_end(conversation_id)
             return known
         record = self.staged.conversations.get(conversation_id) if staged else None
-        if record is None:
-            segments = await self.reading(self.storage.lineage(conversation_id))
-        elif record.parent is None:
-            segments = (Segment(conversation_id, 0, None),)
+        if record is not None:
+            parent = () if record.parent is None else await self.lineage(record.parent.conversation)
+            return history.of(record, parent)
+        record = self._known_conversations.get(conversation_id)
+        parent = None if record is None or record.parent is None else self._lineages.get(record.parent.conversation)
+        if record is not None and (record.parent is None or parent is not None):
+            segments = history.of(record, parent or ())
         else:
-            parent = await self.lineage(record.parent.conversation, staged=True)
-            segments = history.fork(parent, record.parent.at, conversation_id)
+            segments = await self.reading(self.storage.lineage(conversation_id))
         if not segments:
             raise NotFound(f"there is no conversation {conversation_id}")
-        if record is None:
-            remember(self._lineages, conversation_id, segments, KEPT_LINEAGES)
+        remember(self._lineages, conversation_id, segments, KEPT_LINEAGES)
         return segments
 
     async def entries(

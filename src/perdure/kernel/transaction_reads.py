@@ -243,9 +243,7 @@ class TransactionReads:
         own = self._conversations.get(conversation_id)
         if own is None:
             return await self.session.lineage(conversation_id, staged=True)
-        if own.parent is None:
-            return (history.Segment(own.id, 0, None),)
-        return history.fork(await self._lineage(own.parent.conversation), own.parent.at, own.id)
+        return history.of(own, () if own.parent is None else await self._lineage(own.parent.conversation))
 
 
 def _found(record: R | None, what: str, id: int) -> R:
