@@ -28,7 +28,7 @@ from perdure.kernel.errors import PerdureError
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-MAX_STEPS = 2_000_000
+MAX_STEPS = 200_000
 """Callbacks one loop may run before it counts as running for ever."""
 LONGEST_STEP = 0.002
 """Virtual seconds that a step takes at most when a seed decides the order."""
