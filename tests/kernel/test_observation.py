@@ -180,7 +180,8 @@ async def test_a_watch_at_retention_zero_is_not_left_behind() -> None:
     async with Session.open(storage, document_retention_ms=0) as session:
         await tally(session, 1)
         for n in range(2, 30):
-            watching = begin(session.watch(Tally).__aenter__())
+            attaching = session.watch(Tally)
+            watching = begin(attaching.__aenter__())
             others = [begin(label(session, str(k + 1))) for k in range(n % 5)]
             for _ in range(n % 7):
                 await asyncio.sleep(0)
@@ -192,7 +193,7 @@ async def test_a_watch_at_retention_zero_is_not_left_behind() -> None:
                 while frames[-1].value.n != n:
                     frames.append(await anext(watch))
             assert [frame.value.n for frame in frames] in ([n - 1, n], [n])
-            watch.release()
+            await attaching.__aexit__(None, None, None)
 
 
 async def label(session: Session, key: str) -> None:
@@ -392,8 +393,8 @@ async def test_a_close_ends_what_was_not_released_and_names_it() -> None:
     place = await conversation(session)
     await tally(session, 1)
     await job(session, place, 1)
-    state = await session.state(Tally).__aenter__()
-    watch = await session.watch(Job, conversation=place).__aenter__()
+    states, watches = session.state(Tally), session.watch(Job, conversation=place)
+    state, watch = await states.__aenter__(), await watches.__aenter__()
     async with session.state(Tally):
         pass
     report = await session.close()
@@ -404,6 +405,8 @@ async def test_a_close_ends_what_was_not_released_and_names_it() -> None:
     with pytest.raises(WatchEnded) as ended:
         await anext(watch)
     assert ended.value.reason == "session_closed"
+    for observing in (states, watches):
+        await observing.__aexit__(None, None, None)
 
 
 async def test_what_one_reader_changes_no_other_sees() -> None:
