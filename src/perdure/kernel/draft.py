@@ -102,7 +102,7 @@ class Recorder:
 
 def _merge(last: Op, op: Op) -> Op | None:
     match last, op:
-        case ((Set() | Append() | Trim() | Splice()), Set()):
+        case Set() | Append() | Trim() | Splice(), Set():
             return op
         case Set(path, str(text)), Append(text=more) if len(text) <= _MERGE_TEXT:
             return Set(path, text + more)

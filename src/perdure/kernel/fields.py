@@ -130,7 +130,7 @@ class Schema:
         if len(path) == 1:
             raise DocumentFieldError(at, "a document's field cannot be deleted; assign another value")
         holder = _container(self._hint(path[:-1]), False)
-        if is_typeddict(holder) and path[-1] in cast("type[Any]", holder).__required_keys__:
+        if is_typeddict(holder) and _keys(cast("type", holder)).get(cast("str", path[-1]), (None, False))[1]:
             raise DocumentFieldError(at, "its TypedDict requires this key")
 
     def _hint(self, path: JsonPath) -> object:
@@ -153,7 +153,7 @@ def _item(hint: object, step: str | int) -> object:
     """The type of what stands at a key or index of a ``hint``."""
     holder = _container(hint, isinstance(step, int))
     if is_typeddict(holder):
-        return _keys(cast("type", holder)).get(cast("str", step), _UNKNOWN)
+        return _keys(cast("type", holder)).get(cast("str", step), (_UNKNOWN, False))[0]
     arguments = get_args(holder)
     return arguments[-1] if arguments else Any
 
@@ -172,11 +172,17 @@ def _container(hint: object, is_list: bool) -> object:
 
 
 @lru_cache(maxsize=1024)
-def _keys(typed_dict: type) -> dict[str, object]:
-    hints = get_type_hints(typed_dict, include_extras=True)
-    return {
-        name: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint for name, hint in hints.items()
-    }
+def _keys(typed_dict: type) -> dict[str, tuple[object, bool]]:
+    """Each key's type, and whether it is required."""
+    keys: dict[str, tuple[object, bool]] = {}
+    for name, hint in get_type_hints(typed_dict, include_extras=True).items():
+        # With postponed annotations __required_keys__ knows of total only, not of Required and NotRequired.
+        required = name in cast("Any", typed_dict).__required_keys__
+        origin = get_origin(hint)
+        if origin is Required or origin is NotRequired:
+            hint, required = get_args(hint)[0], origin is Required
+        keys[name] = (hint, required)
+    return keys
 
 
 def _bare(hint: object) -> object:
