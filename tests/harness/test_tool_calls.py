@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Literal
 
 import pytest
 
@@ -118,6 +119,30 @@ async def test_output_is_bounded_and_the_model_is_told(world: ToolWorld) -> None
     result = await world.run("head")
     assert result.text == "1\n2\n[6 bytes in 3 whole lines after this are left out.]"
     assert (result.data.dropped_bytes, result.data.dropped_lines) == (6, 3)
+
+
+@pytest.mark.parametrize("keep", ["head", "tail"])
+async def test_what_is_kept_does_not_depend_on_chunks_or_timing(
+    world: ToolWorld, keep: Literal["head", "tail"]
+) -> None:
+    text = "".join(f"{'é' * (number % 17)} {number}\n" for number in range(300)).encode()
+
+    @tool(output=OutputLimits(max_bytes=700, max_lines=40, keep=keep))
+    async def talk(size: int, pause: bool, call: ToolCall) -> None:
+        """Talk."""
+        for at in range(0, len(text), size):
+            call.output(text[at : at + size])
+            if pause:
+                await settle()
+                world.clock.now += 0.2
+
+    await world.open(talk)
+    results = [
+        await world.run("talk", {"size": size, "pause": pause})
+        for size, pause in ((len(text), False), (1, False), (13, False), (211, True), (997, True))
+    ]
+    assert len({(r.text, r.data.dropped_bytes, r.data.dropped_lines) for r in results}) == 1
+    assert results[0].data.dropped_lines >= 260
 
 
 async def test_a_running_call_streams_throttled_into_live(world: ToolWorld) -> None:
