@@ -236,7 +236,7 @@ class Odd(ScriptedModel):
         ),
     ],
 )
-async def test_an_adapter_that_misbehaves_ends_the_run_only_k144(events, detail) -> None:
+async def test_an_adapter_that_misbehaves_ends_the_run_only_k133(events, detail) -> None:
     model = Odd()
     model.events = events
     reports = []

@@ -121,13 +121,15 @@ def _model(host: Host, agent: Agent) -> str | NoModel:
 
 
 def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyTool], shown: Shown) -> dict[str, str]:
-    """What the prompt says now, by section. One that raises says what it said before (rule K145)."""
-    sections = {"host": host.settings.instructions}
+    """What the prompt says now, by section; of those with one name, all. One that raises says what it said before."""
+    texts = [("host", host.settings.instructions)]
+    failed: set[str] = set()
     info = ConversationInfo(id=conversation_id, agent=agent, tools=tools)
     for section in host.registry.sections(agent):
         try:
-            text = section.render(info)
+            texts.append((section.name, section.render(info)))
         except Exception as error:  # an extension's own code
+            failed.add(section.name)
             host.session.report(
                 Report(
                     type="section_failed",
@@ -136,10 +138,12 @@ def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyToo
                     error=error,
                 )
             )
-            text = shown.sections.get(section.name, "")
-        sections[section.name] = text
-    sections["instructions"] = agent.instructions
-    sections["working directory"] = agent.cwd or ""
+    texts += [("instructions", agent.instructions), ("working directory", agent.cwd or "")]
+    sections: dict[str, str] = {}
+    for name, text in texts:
+        sections[name] = "\n\n".join(part for part in (sections.get(name, ""), text) if part)
+    for name in failed:
+        sections[name] = shown.sections.get(name, "")
     return sections
 
 
