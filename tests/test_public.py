@@ -18,12 +18,14 @@ def test_every_public_name_resolves() -> None:
 def test_type_checkers_and_run_time_see_the_same_names() -> None:
     tree = ast.parse(Path(perdure.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names}
     assert seen == perdure._MODULE_OF
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, perdure; print([m for m in ('pydantic', 'typer', 'rich', 'apsw', 'msgspec') if m in sys.modules])"
+    heavy = ("pydantic", "typer", "rich", "apsw", "msgspec")
+    code = f"import sys, perdure; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 
