@@ -1,4 +1,4 @@
-"""Forks of conversations: history, settings, independence (rules K114 to K121, H8 to H12, H35)."""
+"""Forks of conversations: history, settings, independence (rules K115 to K119, H8 to H12, H35)."""
 
 from __future__ import annotations
 
