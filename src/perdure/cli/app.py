@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+import perdure
 from perdure.kernel.errors import PerdureError
 
 app = typer.Typer(
@@ -25,9 +26,19 @@ class CrashMode(StrEnum):
     simulation = "simulation"
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perdure {perdure.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
-    """Keeps every command a sub-command."""
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Its options are the program's own; every command is a sub-command."""
 
 
 @app.command()

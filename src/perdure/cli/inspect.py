@@ -1,49 +1,71 @@
-"""``perdure inspect``: what a store says of itself, read without lock, fence or write (rule: read-only opening)."""
+"""``perdure inspect``: what a store says of itself, read without lock, fence or write (rules K159 and K160)."""
 
 from __future__ import annotations
 
-import sys
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
+import typer
 from msgspec import structs
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from perdure.harness.documents import Inbox, Live, Meta
+from perdure.harness.documents import Inbox, Live, Meta, ToolInput
+from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.records import Sleeping, SubmissionRecord, TaskRecord, Waiting
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
-from perdure.storage.lock import read_holder
+from perdure.storage.lock import Holder, read_holder
 from perdure.storage.sqlite import SqliteStorage
 
 MOST_CONVERSATIONS = 1000
 MOST_SUBMISSIONS = 1000
+MOST_TASKS = 1000
+
+HolderState: TypeAlias = Literal["alive", "ended", "unknown"]
+
+
+class HolderLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Who opened the store last and has not closed it."""
+
+    pid: int
+    host: str
+    since: int
+    state: HolderState
+    """ended: killed, or its machine was; what ran then goes on at the next open. unknown: it is on another host."""
 
 
 class ConversationLine(msgspec.Struct, frozen=True, kw_only=True):
     id: int
-    name: str | None
-    owner: int | None
-    parent: int | None
     busy: bool
     queued: int
+    owner: int | None
+    """The task it belongs to."""
+    parent: int | None
+    """The conversation it was forked from."""
+    name: str | None
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     conversation: int
+    owner: int | None
+    """The task it belongs to; None: its conversation."""
     kind: str
     version: int
-    owner: int | None
+    tool: str | None
+    """Whose call it is."""
     status: str
     phase: str | None
     restarts: int
     abort_requested: bool
     why: str
+    """In words, why it is not at its end."""
 
 
 class SubmissionLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +73,11 @@ class SubmissionLine(msgspec.Struct, frozen=True, kw_only=True):
     conversation: int
     type: str
     status: str
-    request_id: str | None
     entry: int | None
+    request_id: str | None
+
+
+Line: TypeAlias = ConversationLine | TaskLine | SubmissionLine
 
 
 class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +90,8 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
     commits: int
     bytes: int
-    holder: str | None
-    """Who has the store open, or None."""
+    holder: HolderLine | None
+    """None: nobody has it open."""
     conversations: tuple[ConversationLine, ...]
     tasks: tuple[TaskLine, ...]
     """Live ones."""
@@ -82,16 +107,17 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 async def look(path: Path) -> StoreReport:
     """Read a closed or a live store. Raises what opening it for reading raises."""
-    holder = read_holder(f"{path}.lock")
-    async with Session.open(SqliteStorage(path), read_only=True) as session:
+    storage = SqliteStorage(path)
+    async with Session.open(storage, read_only=True) as session:
+        holder = _holder(read_holder(f"{storage.path}.lock"))
         info = session.info
         page = await session.conversations(limit=MOST_CONVERSATIONS)
         conversations = [await _conversation(session, record.id) for record in page]
         tasks = sorted(session.live.settled.values(), key=lambda task: task.id)
+        live = {task.id for task in tasks}
         queued = await session.submissions(status="queued", limit=MOST_SUBMISSIONS)
         placed = await session.submissions(status="placed", limit=MOST_SUBMISSIONS)
-        mail = await session.storage.mail(limit=MAX_SCAN)
-        size = await session.storage.size()
+        mail = await storage.mail(limit=MAX_SCAN)
         sleepers = [task.state.until for task in tasks if isinstance(task.state, Sleeping)]
         return StoreReport(
             path=str(path),
@@ -100,15 +126,39 @@ async def look(path: Path) -> StoreReport:
             epoch=info.epoch,
             writer=info.writer,
             commits=info.seq,
-            bytes=size.total,
-            holder=None if holder is None or holder.gone else str(holder),
+            bytes=_size(storage.path),
+            holder=holder,
             conversations=tuple(conversations),
-            tasks=tuple(_task(task, {other.id for other in tasks}) for task in tasks),
+            tasks=tuple(_task(task, live, holder) for task in tasks[:MOST_TASKS]),
             submissions=tuple(_submission(record) for record in sorted([*queued, *placed], key=lambda s: s.id)),
             mail=len(mail),
             wake=min(sleepers, default=None),
-            more=len(page) == MOST_CONVERSATIONS or MOST_SUBMISSIONS in (len(queued), len(placed)),
+            more=len(page) == MOST_CONVERSATIONS
+            or len(tasks) > MOST_TASKS
+            or MOST_SUBMISSIONS in (len(queued), len(placed))
+            or len(mail) == MAX_SCAN,
         )
+
+
+def _holder(holder: Holder | None) -> HolderLine | None:
+    if holder is None:
+        return None
+    state: HolderState
+    if holder.host != socket.gethostname():
+        state = "unknown"
+    elif holder.gone or holder.boot_id != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
+        state = "ended"
+    else:
+        state = "alive"
+    return HolderLine(pid=holder.pid, host=holder.host, since=holder.since, state=state)
+
+
+def _size(path: str) -> int:
+    total = 0
+    for name in (path, f"{path}-wal"):
+        with suppress(FileNotFoundError):
+            total += os.stat(name).st_size
+    return total
 
 
 async def _conversation(session: Session, id: int) -> ConversationLine:
@@ -122,32 +172,35 @@ async def _conversation(session: Session, id: int) -> ConversationLine:
         live = inbox = meta = None
     return ConversationLine(
         id=id,
-        name=None if meta is None else meta.name,
-        owner=record.owner,
-        parent=None if record.parent is None else record.parent.conversation,
         busy=live is not None and live.run is not None,
         queued=0 if inbox is None else len(inbox.items),
+        owner=record.owner,
+        parent=None if record.parent is None else record.parent.conversation,
+        name=None if meta is None else meta.name,
     )
 
 
-def _task(record: TaskRecord, live: set[int]) -> TaskLine:
-    state = record.state
+def _task(record: TaskRecord, live: set[int], holder: HolderLine | None) -> TaskLine:
+    tool: str | None = None
+    if record.kind == TOOL_TASK:
+        with suppress(msgspec.MsgspecError):  # written by a newer release
+            tool = msgspec.json.decode(record.raw_input, type=ToolInput).name
     return TaskLine(
         id=record.id,
         conversation=record.conversation_id,
+        owner=record.owner,
         kind=record.kind,
         version=record.version,
-        owner=record.owner,
+        tool=tool,
         status=record.status,
-        phase=getattr(state, "phase", None),
+        phase=getattr(record.state, "phase", None),
         restarts=record.restarts,
         abort_requested=record.abort_requested,
-        why=_why(record, live),
+        why=_why(record, live, holder),
     )
 
 
-def _why(record: TaskRecord, live: set[int]) -> str:
-    """In words, what a live task waits for."""
+def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
     state = record.state
     words: list[str] = []
     if isinstance(state, Waiting):
@@ -156,20 +209,28 @@ def _why(record: TaskRecord, live: set[int]) -> str:
             if state.deadline is not None:
                 words.append(f"until {_when(state.deadline)}")
         else:
-            words.append("waits for task " + ", ".join(str(id) for id in state.on if id in live))
+            waited = [str(id) for id in state.on if id in live]
+            words.append(f"waits for task{'s' if len(waited) > 1 else ''} {', '.join(waited)}")
     elif isinstance(state, Sleeping):
         words.append(f"sleeps until {_when(state.until)}")
     elif record.status == "running":
-        words.append("runs, or ran when its process ended")
+        words.append(_RUNNING["ended" if holder is None else holder.state])
     elif record.status == "pending":
         words.append("starts when a host with its code resumes")
     elif record.outcome is not None:
         words.append("has its outcome; work it owns is not done")
     if record.restarts:
-        words.append(f"cut off {record.restarts} times")
+        words.append(f"cut off {record.restarts} time{'s' if record.restarts > 1 else ''}")
     if record.abort_requested:
         words.append("to be aborted")
     return "; ".join(words)
+
+
+_RUNNING: dict[HolderState, str] = {
+    "alive": "runs",
+    "ended": "ran when its process ended",
+    "unknown": "runs, or ran when its process ended",
+}
 
 
 def _submission(record: SubmissionRecord) -> SubmissionLine:
@@ -178,9 +239,73 @@ def _submission(record: SubmissionRecord) -> SubmissionLine:
         conversation=record.conversation_id,
         type=record.type,
         status=record.status,
-        request_id=record.request_id,
         entry=record.entry,
+        request_id=record.request_id,
     )
+
+
+# --- printing --------------------------------------------------------------------------------------------------
+
+
+def render(report: StoreReport, *, as_json: bool) -> None:
+    """Print the report."""
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return
+    typer.secho(_printable(report.path), bold=True)
+    typer.echo(
+        f"format {report.format}, log {report.log_id}, epoch {report.epoch}, "
+        f"{report.commits} commits, {_bytes(report.bytes)}"
+    )
+    typer.echo(_opened(report.holder))
+    if report.mail:
+        typer.echo(f"requests in the mailbox: {report.mail}")
+    if report.wake is not None:
+        typer.echo(f"the earliest sleeper wakes at {_when(report.wake)}")
+    _table("conversations", report.conversations)
+    _table("live tasks", report.tasks)
+    _table("submissions queued or placed", report.submissions)
+    if report.more:
+        typer.echo("\nThere are more; only the first are listed.")
+
+
+def _opened(holder: HolderLine | None) -> str:
+    if holder is None:
+        return "not open"
+    who = f"process {holder.pid} on {_printable(holder.host)} since {_when(holder.since)}"
+    match holder.state:
+        case "alive":
+            return f"open in {who}"
+        case "ended":
+            return f"not open; {who} had it open, and ended without closing it"
+        case "unknown":
+            return f"perhaps open in {who}, which cannot be seen from here"
+
+
+def _table(title: str, lines: Sequence[Line]) -> None:
+    """Columns in which nothing stands, or zero throughout, are left out."""
+    typer.echo()
+    if not lines:
+        typer.echo(f"{title}: none")
+        return
+    typer.secho(title, bold=True)
+    names = [name.replace("_", " ") for name in lines[0].__struct_fields__]
+    rows = [[_cell(value) for value in structs.astuple(line)] for line in lines]
+    shown = [index for index in range(len(names)) if any(row[index] for row in rows)]
+    widths = {index: max(len(names[index]), *(len(row[index]) for row in rows)) for index in shown}
+    for row in (names, *rows):
+        typer.echo("  " + "  ".join(row[index].ljust(widths[index]) for index in shown).rstrip())
+
+
+def _cell(value: object) -> str:
+    if not value:
+        return ""
+    return "yes" if value is True else _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """What a store holds does not get to speak to the terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _when(ms: int) -> str:
@@ -194,52 +319,3 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("the last unit always fits")
-
-
-def render(report: StoreReport, *, as_json: bool) -> None:
-    """Print the report."""
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
-        return
-    console = Console()
-    console.print(Text(report.path, style="bold"))
-    console.print(
-        f"format {report.format}, log {report.log_id}, epoch {report.epoch}, "
-        f"{report.commits} commits, {_bytes(report.bytes)}",
-        markup=False,
-        highlight=False,
-    )
-    console.print(f"open in {report.holder}" if report.holder else "not open anywhere", markup=False, highlight=False)
-    if report.mail:
-        console.print(f"{report.mail} requests wait in the mailbox", highlight=False)
-    if report.wake is not None:
-        console.print(f"the earliest sleeper wakes at {_when(report.wake)}", highlight=False)
-    _table(console, "Conversations", report.conversations, ConversationLine)
-    _table(console, "Live tasks", report.tasks, TaskLine)
-    _table(console, "Submissions queued or placed", report.submissions, SubmissionLine)
-    if report.more:
-        console.print("(there are more; only the first are listed)")
-
-
-def _table(
-    console: Console,
-    title: str,
-    lines: tuple[ConversationLine, ...] | tuple[TaskLine, ...] | tuple[SubmissionLine, ...],
-    kind: type[msgspec.Struct],
-) -> None:
-    if not lines:
-        console.print(f"{title}: none", highlight=False)
-        return
-    table = Table(title=title, title_justify="left")
-    names = [name.replace("_", " ") for name in kind.__struct_fields__]
-    for name in names:
-        table.add_column(name)
-    for line in lines:
-        table.add_row(*(Text(_cell(value)) for value in structs.astuple(line)))
-    console.print(table)
-
-
-def _cell(value: object) -> str:
-    if value is None or value is False:
-        return ""
-    return "yes" if value is True else str(value)
