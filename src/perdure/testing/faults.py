@@ -145,6 +145,7 @@ class FaultyStorage:
         self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
     ) -> StoreInfo:
         info = await self._inner.open(read_only=read_only, epoch=epoch, writer=writer, log_id=log_id, now=now)
+        self._closed = False
         self.acknowledged = info.seq
         if self._is("after", 0):
             self.die()

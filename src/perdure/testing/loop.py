@@ -13,6 +13,7 @@ A little virtual time passes with each step then, so that timers come between st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import warnings
 from collections import deque
@@ -32,8 +33,12 @@ MAX_STEPS = 200_000
 """Callbacks one loop may run before it counts as running for ever."""
 LONGEST_STEP = 0.002
 """Virtual seconds that a step takes at most when a seed decides the order."""
-MAX_CLOSES = 50
-"""How often a coroutine that goes on awaiting in its clean-up is closed again when its loop is dropped."""
+MAX_DEPTH = 50
+"""Coroutines that await one another, as far as they are looked at."""
+MAX_CLOSES = 200
+"""How often the coroutines of a task that go on awaiting in their clean-up are closed when their loop is dropped."""
+MAX_ROUNDS = 10
+"""How often clean-up may start further tasks, which are closed too."""
 EPOCH_MS = 1_750_000_000_000
 """Wall time at virtual second 0, in ms UTC."""
 
@@ -192,7 +197,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def _close_tasks(self) -> None:
         closed: set[asyncio.Task[Any]] = set()
-        for _ in range(MAX_CLOSES):
+        for _ in range(MAX_ROUNDS):
             left = (asyncio.all_tasks(self) | self._held) - closed
             if not left:
                 return
@@ -234,30 +239,39 @@ def _is_task_step(handle: asyncio.Handle) -> bool:
     return isinstance(getattr(callback, "__self__", None), asyncio.Task)
 
 
+def _awaits(coro: object) -> list[object]:
+    """A coroutine and what it awaits, outermost first."""
+    chain: list[object] = []
+    while coro is not None and len(chain) < MAX_DEPTH:
+        chain.append(coro)
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "ag_await", None)
+    return chain
+
+
 def _close(coro: object) -> None:
-    """Close a coroutine, however often its clean-up awaits again."""
+    """Close a coroutine and what it awaits, however often their clean-up awaits again."""
+    ahead = _awaits(coro)
     for _ in range(MAX_CLOSES):
-        try:
-            cast("Coroutine[Any, Any, Any]", coro).close()
-        except RuntimeError:
-            if getattr(coro, "cr_frame", None) is not None:
-                continue  # it awaited in its clean-up
-        except BaseException:  # noqa: S110  # the process is dead: nobody is left to hear of it
-            pass
-        return
+        if not ahead:
+            return
+        first = ahead.pop(0)
+        if getattr(first, "cr_frame", None) is None:
+            continue
+        with contextlib.suppress(BaseException):  # the process is dead: nobody is left to hear of it
+            cast("Coroutine[Any, Any, Any]", first).close()
+        if getattr(first, "cr_frame", None) is not None:
+            ahead = _awaits(first) + ahead  # it awaited in its clean-up
 
 
 def _where(coro: object) -> str:
     """Where a suspended coroutine waits: the chain of awaits, outermost first."""
     places: list[str] = []
-    while coro is not None and len(places) < 20:
-        frame: FrameType | None = getattr(coro, "cr_frame", None) or getattr(coro, "ag_frame", None)
-        code: CodeType | None = getattr(coro, "cr_code", None) or getattr(coro, "ag_code", None)
-        if code is None:
-            break
-        line = "" if frame is None else f":{frame.f_lineno}"
-        places.append(f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}{line})")
-        coro = getattr(coro, "cr_await", None) or getattr(coro, "ag_await", None)
+    for each in _awaits(coro):
+        frame: FrameType | None = getattr(each, "cr_frame", None) or getattr(each, "ag_frame", None)
+        code: CodeType | None = getattr(each, "cr_code", None) or getattr(each, "ag_code", None)
+        if code is not None:
+            line = "" if frame is None else f":{frame.f_lineno}"
+            places.append(f"{code.co_name} ({code.co_filename.rsplit('/', 1)[-1]}{line})")
     return " > ".join(places) or "unknown"
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from perdure.kernel.entries import Entry
+from perdure.kernel.errors import SessionFailed
 from perdure.kernel.records import ROOT_CONVERSATION, Aborted, Completed, Failed, Faulted, Outcome
 from perdure.kernel.session import Session
 from perdure.tasks import Next, Run, Task, TaskRegistry, TaskRuntime, WorkBlocked
@@ -380,7 +381,32 @@ async def background(host: Host) -> None:
         assert text_of(await runtime.wait(hidden)) == "by its handler"
 
 
-# --- code that is missing --------------------------------------------------------------------------------------
+# --- closing, and code that is missing -------------------------------------------------------------------------
+
+
+async def closing(host: Host) -> None:
+    """A session closed in the middle of a phase: the task is pending again, nothing is counted, and it goes on."""
+
+    class Long(Task[str, str], kind="app.long"):
+        async def start(self, run: Run[str, str, None]) -> Next[str]:
+            await host.clock.sleep(10)
+            host.effect("long", key=run.idempotency_key)
+            async with run.commit() as tx:
+                return tx.complete("done")
+
+    async with open_tasks(host, Long) as (session, _):
+        id = await begin(session, Long)
+        await host.clock.sleep(1)
+        before = session.live.settled.get(id)
+    if session.failed is not None:
+        raise SessionFailed(session.failed)  # what was stopped could not be written back
+    async with open_session(host) as session:
+        after = session.live.settled.get(id)
+        if before is not None:
+            assert after is not None, "a close is no outcome"
+            assert (after.status, after.restarts) == ("pending", before.restarts), "a close counts nothing"
+    async with open_tasks(host, Long) as (session, runtime):
+        assert text_of(await runtime.wait(id)) == "done"
 
 
 async def blocked(host: Host) -> None:
@@ -430,5 +456,6 @@ TASKS = (
         always=bottom_up,
     ),
     _scenario(background, safe=frozenset({"undo ordinary", "undo hidden"})),
+    _scenario(closing, safe=frozenset({"long"})),
     Scenario(name="blocked", program=blocked, reports=frozenset({"task_blocked"})),
 )
