@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Inbox, Live
 from perdure.harness.harness import Harness
-from perdure.harness.messages import Message
+from perdure.harness.messages import Message, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool
 from perdure.kernel.entries import Entry
+from perdure.kernel.json import JsonValue
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Settled
 from perdure.storage.memory import MemoryStorage
@@ -65,7 +66,7 @@ class Note(Entry, kind="app.note"):
 
     text: str
 
-    def messages(self):
+    def messages(self) -> Sequence[JsonValue]:
         return [{"role": "user", "content": [{"type": "text", "text": self.text}]}]
 
 
@@ -113,8 +114,6 @@ def words(message: Message) -> str:
 
 async def transcript(conversation: Conversation) -> list[str]:
     """Every entry as its kind and the words of its messages."""
-    from perdure.harness.messages import decode_messages
-
     lines: list[str] = []
     for entry in await conversation.entries(limit=1000):
         said = " ".join(words(m) for m in decode_messages(entry.raw_messages))

@@ -83,7 +83,7 @@ def system(id: int, text: str, baseline: bool = False) -> EntryRecord:
 def scratch(entries: Sequence[EntryRecord]) -> ModelContext:
     """What a reader that comes fresh derives: from the newest head on."""
     marker = next((e for e in reversed(entries) if e.head is not None), None)
-    start = 0 if marker is None else marker.head
+    start = 0 if marker is None or marker.head is None else marker.head
     context = ModelContext(marker)
     for e in entries:
         if e.id >= start:

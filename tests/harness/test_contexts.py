@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from doubles import ManualClock
@@ -10,6 +11,7 @@ from kit import Audit, Note, opened, rest
 
 from perdure.harness import contexts as module
 from perdure.harness.messages import UserMessage
+from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Edit
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, say
@@ -112,7 +114,7 @@ async def test_what_was_committed_by_hand_is_seen_h55() -> None:
 
 async def test_unreadable_messages_are_left_out_and_reported_once() -> None:
     class Broken(Note, kind="app.broken2"):
-        def messages(self):
+        def messages(self) -> Sequence[JsonValue]:
             return [{"role": "wizard"}]
 
     reports = []

@@ -15,7 +15,7 @@ from perdure.harness.registry import Extension
 from perdure.harness.settings import RetryPolicy
 from perdure.harness.tool import ToolCall, tool
 from perdure.testing.model import ScriptedModel, call, calls, fail, say
-from perdure.testing.simulation import Host, Scenario, explore
+from perdure.testing.simulation import Host, Plan, Scenario, edges, explore, simulate
 
 SCRIPT = {
     "plain": say("an answer of some length", chunk=4),
@@ -29,13 +29,14 @@ SCRIPT = {
 }
 
 
-def harness_of(host: Host):
+def harness_of(host: Host, *, effects: bool = True):
     @tool(replay="safe")
     async def look(at: str, call: ToolCall) -> str:
         """Look."""
         call.output(f"looking at {at}\n")
         await host.clock.sleep(0.3)
-        host.effect(f"look {at}", key=call.idempotency_key)
+        if effects:
+            host.effect(f"look {at}", key=call.idempotency_key)
         return f"seen {at}"
 
     async def pace(request, event) -> None:
@@ -110,3 +111,40 @@ def test_killed_at_every_commit_it_ends_as_if_nothing_had_been_h77(name) -> None
     )
     assert not exploration.failures, str(exploration.failures[0])
     assert exploration.runs > 10
+
+
+async def a_busy_conversation(host: Host, root: Conversation) -> None:
+    """Everything that can be queued, while a run with tools goes on."""
+    first = await root.submit("tools", request_id="1")
+    await host.clock.sleep(0.1)
+    others = [
+        await root.submit("follow", request_id="2"),
+        await root.submit("steer", mode="steer", request_id="3"),
+        await root.write(Note(text="note"), request_id="4"),
+        await root.write(Audit(n=1), request_id="5"),
+        await root.reset("handoff", request_id="6"),
+        await root.submit("plain", mode="steer", request_id="7"),
+    ]
+    for submission in (first, *others):
+        record = await submission.wait()
+        assert record.status == "done" or record.reason == "reset", record
+
+
+def test_whatever_is_queued_is_settled_wherever_it_is_killed_h43_h77() -> None:
+    """Where what is queued lands depends on when the kill came; that all of it lands does not."""
+
+    async def program(host: Host) -> None:
+        async with harness_of(host, effects=False) as harness:
+            root = await harness.root()
+            await a_busy_conversation(host, root)
+            await harness.idle()
+            assert not await root.busy()
+            inspection = await harness.inspect()
+            assert (inspection.queued, inspection.placed, inspection.tasks) == ([], [], [])
+
+    scenario = Scenario(name="test-busy", program=program, steady=False)
+    reference = simulate(scenario)
+    assert reference.ok, str(reference)
+    for fault in edges(reference.lives[0].commits):
+        result = simulate(scenario, Plan(scenario=scenario.name, faults=(fault,)))
+        assert result.ok, str(result)

@@ -8,10 +8,11 @@ import pytest
 from doubles import ManualClock
 from kit import Commits, Hold, live, opened, rest, transcript
 
-from perdure.harness.documents import AssistantData, Live
+from perdure.harness.documents import AssistantData, Live, LiveRun
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.harness.model import TextDelta, ToolCallDelta
 from perdure.harness.partial import Partial
+from perdure.kernel.draft import Recorder
 from perdure.kernel.ops import Append
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, call, fail, say
@@ -76,7 +77,7 @@ async def test_the_final_commit_waits_for_no_interval_h68() -> None:
 
 
 async def test_thinking_text_and_calls_stream_as_parts_h68() -> None:
-    clock, hold = ManualClock(), Hold(3)
+    clock = ManualClock()
     reply = say("said", thinking="thought", chunk=100)
     async with opened(ScriptedModel(reply, pace=Hold(2)), clock=clock) as harness:
         root = await harness.root()
@@ -87,14 +88,11 @@ async def test_thinking_text_and_calls_stream_as_parts_h68() -> None:
         assert message is not None
         assert [(p["type"], p["text"]) for p in message["content"]] == [("thinking", "thought"), ("text", "said")]
         await root.abort()
-    del hold
 
 
 def test_calls_that_stream_at_once_are_told_apart_h68() -> None:
     partial = Partial(5, "m:x", 1)
     view = Live(run={"task": 5, "inputs": [], "started_at": 0, "turn": 0})
-    from perdure.kernel.draft import Recorder
-
     recorder = Recorder(view.to_json())
     draft = Live.over(recorder)
     for event in (
@@ -114,11 +112,10 @@ def test_calls_that_stream_at_once_are_told_apart_h68() -> None:
 
 
 def test_nothing_is_shown_of_a_run_that_is_over_h68() -> None:
-    from perdure.kernel.draft import Recorder
-
     partial = Partial(5, "m:x", 1)
     partial.add(TextDelta("late"))
-    for run in (None, {"task": 6, "inputs": [], "started_at": 0, "turn": 0}):
+    runs: list[LiveRun | None] = [None, {"task": 6, "inputs": [], "started_at": 0, "turn": 0}]
+    for run in runs:
         recorder = Recorder(Live(run=run).to_json())
         partial.write(Live.over(recorder))
         assert not recorder.ops

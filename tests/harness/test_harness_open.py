@@ -9,6 +9,7 @@ from kit import Audit, Commits, Hold, opened, rest
 
 from perdure.harness.documents import Agent, Meta
 from perdure.harness.harness import Harness
+from perdure.harness.model import NoAdapter
 from perdure.harness.registry import Extension
 from perdure.harness.tool import tool
 from perdure.kernel.errors import DocumentFieldError, NotFound, SessionClosed, StorageBusy, StorageError
@@ -178,6 +179,23 @@ async def test_inspect_tells_what_lives_and_why_it_is_blocked_t46() -> None:
         assert [s.id for s in inspection.placed] == [submission.id]
         with pytest.raises(WorkBlocked):
             await harness.idle()
+
+
+async def test_a_model_is_found_by_name_through_installed_adapters_h171(monkeypatch) -> None:
+    class Adapter:
+        name = "test"
+
+        def load(self):
+            return lambda default: ScriptedModel(say("x"), name=default.partition(":")[2])
+
+    monkeypatch.setattr("perdure.harness.model.entry_points", lambda group: [Adapter()])
+    async with Harness.open(MemoryStorage(), models="test:m1") as harness:
+        root = await harness.root()
+        await (await root.submit("hi")).wait()
+        assert set((await root.usage()).models) == {"test:m1"}
+    for bad, why in (("other:m", "there are: test"), ("m1", "provider:name"), ("test:", "provider:name")):
+        with pytest.raises(NoAdapter, match=why):
+            Harness.open(MemoryStorage(), models=bad)
 
 
 async def test_extensions_can_change_while_it_runs_h120() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from kit import Audit, Commits, Hold, Note, live, opened, queue, rest, transcript
@@ -13,6 +14,7 @@ from perdure.harness.inbox import ConversationBusy, InboxFull
 from perdure.harness.submission import Unanswered
 from perdure.harness.tool import tool
 from perdure.kernel.errors import NotFound, NotJson
+from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Edit
 from perdure.testing.model import ScriptedModel, call, fail, say
 
@@ -431,7 +433,7 @@ async def test_a_queued_edit_arrives_as_it_was_written_h57() -> None:
         await root.write(Audit(n=2), edits=[Edit(entry=old)])
         hold.release()
         await first.wait()
-        assert [m.text for m in model.requests[-1].messages][0] == "tools"
+        assert model.requests[-1].messages[0].text == "tools"
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -439,7 +441,7 @@ async def test_a_queued_edit_arrives_as_it_was_written_h57() -> None:
 
 async def test_messages_no_model_reads_are_refused_at_the_write() -> None:
     class Broken(Note, kind="app.broken"):
-        def messages(self):
+        def messages(self) -> Sequence[JsonValue]:
             return [{"role": "wizard"}]
 
     async with opened(talk()) as harness:

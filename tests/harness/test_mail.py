@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kit import Hold, live, opened, queue, rest, transcript, until
 
@@ -17,7 +18,7 @@ def talk(**more) -> ScriptedModel:
     return ScriptedModel(lambda request: say(f"answer to {request.messages[-1].text}"), **more)
 
 
-async def answered(storage: MemoryStorage, mail: int):
+async def answered(storage: MemoryStorage, mail: int) -> tuple[bool, Any]:
     """What became of a request."""
     await until(lambda: mail in storage._contents.replies)
     await rest()  # until the session has published what storage has

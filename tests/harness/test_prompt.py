@@ -45,6 +45,7 @@ def test_a_delta_holds_the_changed_sections_only_h65() -> None:
     shown = shown_by(SystemData(sections={"a": "one", "b": "two", "c": "three"}, baseline=True))
     data = difference(shown, {"a": "one", "b": "new", "d": "more"})
     assert data == SystemData(sections={"b": "new", "d": "more", "c": None})
+    assert data is not None
     assert render(data) == (
         'From here on the section "b" reads:\n\nnew\n\n'
         'From here on the section "d" reads:\n\nmore\n\n'

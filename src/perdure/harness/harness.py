@@ -21,7 +21,7 @@ from perdure.harness.generation import GenerationTask
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, InputMode, admit, place
 from perdure.harness.mail import Mailroom
-from perdure.harness.model import Models
+from perdure.harness.model import Models, installed_models
 from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Extension, Registry, Setup
@@ -107,7 +107,7 @@ class Harness:
     def open(
         storage: Storage,
         *,
-        models: Models | None = None,
+        models: Models | str | None = None,
         extensions: Sequence[Extension] = (),
         environment: ExecutionEnvironment | EnvironmentOf | None = None,
         setup: Setup | None = None,
@@ -132,7 +132,8 @@ class Harness:
         Opening runs nothing: work begins with ``resume()`` or the first call that asks for progress (rule T37). What
         closing had to say is in ``harness.closed``.
 
-        models: whom conversations ask; without any a run ends no_model.
+        models: whom conversations ask, or ``provider:name`` for an installed adapter with that model as the default;
+            without any a run ends no_model.
         extensions: installed in ``harness.registry``, where they may be changed later.
         environment: where files and commands live, for every conversation, or by its id.
         setup: staged in the commit that creates a conversation, after those of extensions.
@@ -140,7 +141,8 @@ class Harness:
         steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
         restart_limit: how often a task may be cut off by crashes before it is parked.
 
-        Raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError, ExtensionConflict.
+        Raises NoAdapter; entering raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError,
+        ExtensionConflict.
         """
         settings = Settings(
             steer=steer,
@@ -150,6 +152,8 @@ class Harness:
             partial_interval_ms=partial_interval_ms,
             instructions=instructions,
         )
+
+        found = installed_models(models) if isinstance(models, str) else models
 
         async def start() -> Harness:
             session = await Session.start(
@@ -167,7 +171,7 @@ class Harness:
                 harness = Harness(
                     session,
                     settings=settings,
-                    models=models,
+                    models=found,
                     environment=environment,
                     setup=setup,
                     restart_limit=restart_limit,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -112,3 +113,28 @@ class Models(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
         ...
+
+
+ADAPTERS = "perdure.models"
+"""The entry point group of adapters: under a provider's name a function ``(default: str) -> Models``."""
+
+
+class NoAdapter(PerdureError, ValueError):
+    """No installed adapter knows the provider."""
+
+
+def installed_models(model: str) -> Models:
+    """What the installed adapter for ``provider:name`` reaches, with that model as the default (rule H171).
+
+    Raises NoAdapter.
+    """
+    provider, colon, name = model.partition(":")
+    if not (provider and colon and name):
+        raise NoAdapter(f"a model is named 'provider:name', not {model!r}")
+    found = entry_points(group=ADAPTERS)
+    for adapter in found:
+        if adapter.name == provider:
+            make: Callable[[str], Models] = adapter.load()
+            return make(model)
+    known = ", ".join(sorted({adapter.name for adapter in found})) or "none"
+    raise NoAdapter(f"no adapter for provider {provider!r} is installed; there are: {known}")
