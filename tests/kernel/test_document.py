@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NewType, NotRequired, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NewType, NotRequired, TypedDict
 
 import msgspec
 import pytest
@@ -232,6 +232,8 @@ class Mutable(msgspec.Struct):
         (list[Receipt], "use a TypedDict"),
         (dict[str, Receipt | None], "use a TypedDict"),
         (Mutable, "must be frozen"),
+        (Annotated[list[str], msgspec.Meta(max_length=3)], "bounds on a list or dict"),
+        (Receipt | dict[str, int], "Type unions may not contain"),
         (object, "not made of JSON types|Type 'object'"),
     ],
 )
@@ -239,6 +241,43 @@ def test_a_field_type_that_no_json_value_has_is_refused(hint: object, message: s
     cls = type("X", (Document,), {"__annotations__": {"n": hint}, "n": None}, kind="app.x", scope="session")
     with pytest.raises(TypeError, match=message):
         cls.definition.initial()
+
+
+Short = Annotated[str, msgspec.Meta(max_length=3)]
+
+
+@pytest.mark.parametrize(
+    ("hint", "fits", "not_fits"),
+    [
+        (Sequence[int], [1], ["1"]),
+        (Mapping[str, int], {"a": 1}, {"a": 1.5}),
+        (Short, "abc", "abcd"),
+        (list[Short], ["abc"], ["abcd"]),
+        (Literal[1, "a", None], None, 2),
+        (int | str | None, "x", 1.5),
+        (list[int] | dict[str, str], {"a": "b"}, ["x"]),
+        (list[Part] | None, [{"amount": 1}], [{"amount": 1, "more": 1}]),
+        (list, [1, "a", None], {}),
+        (dict[str, Any], {"a": [1.5]}, []),
+        (float, 1, True),
+        (Receipt | int, Receipt("x"), "x"),
+    ],
+)
+def test_a_field_takes_what_its_type_says(hint: object, fits: object, not_fits: object) -> None:
+    cls: Any = type("X", (Document,), {"__annotations__": {"n": hint}, "n": fits}, kind="app.x", scope="session")
+    assert cls().n == fits
+    draft = cls.over(Recorder(cls().to_json()))
+    draft.n = fits
+    with pytest.raises(DocumentFieldError):
+        draft.n = not_fits
+    read: Any = draft.n
+    assert read == fits
+    if isinstance(not_fits, list) and isinstance(fits, list):
+        with pytest.raises(DocumentFieldError, match=r"app\.x\.n\[1\]"):
+            read.append(not_fits[0])
+    if isinstance(not_fits, dict) and isinstance(fits, dict):
+        with pytest.raises(DocumentFieldError, match=r"app\.x\.n\.a"):
+            read.update(not_fits)
 
 
 def test_a_type_that_cannot_be_resolved_is_named() -> None:

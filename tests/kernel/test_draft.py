@@ -93,7 +93,8 @@ def edit_list(both: Both) -> None:
         case 12:
             both(lambda target, _: target.clear())
         case _:
-            both(lambda target, _: target.extend(target))
+            # Of the plain list a copy, as it would hold the same items twice.
+            both(lambda target, _: target.extend(target if isinstance(target, DraftList) else copy_json(target)))
 
 
 def edit_dict(both: Both) -> None:
