@@ -1,0 +1,329 @@
+"""What the acceptance tests share: programs in processes of their own, and a reader of the file that is nobody's word.
+
+``python acceptance_kit.py PROGRAM FOLDER OPTIONS`` runs one of PROGRAMS. At the points it is told to, a program says so
+on standard output and stands still, its whole process, until it is told to go on or is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure import Conversation, Document, Entry, Extension, Harness, Report, Session, SqliteStorage, tool
+from perdure.testing.model import ScriptedModel, call, say
+
+BOUND_S = 60
+"""How long anything may take before a test gives it up. No test waits for it to pass."""
+
+STORE = "agent.db"
+
+
+# --- seen from outside -----------------------------------------------------------------------------------------
+
+
+class Child:
+    """A program of this file in a process of its own."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.said: list[dict[str, Any]] = []
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @classmethod
+    @asynccontextmanager
+    async def run(cls, program: str, folder: Path, **options: object) -> AsyncIterator[Child]:
+        """Started here, and surely gone when the block ends."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, program, str(folder), json.dumps(options), stdin=PIPE, stdout=PIPE
+        )
+        child = cls(process)
+        try:
+            yield child
+        finally:
+            await child.kill()
+
+    async def next(self) -> dict[str, Any] | None:
+        """What it says next; None: it has ended."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(BOUND_S):
+            line = await self.process.stdout.readline()
+        if not line:
+            return None
+        self.said.append(json.loads(line))
+        return self.said[-1]
+
+    async def at(self, point: str) -> dict[str, Any]:
+        """Until it stands at this point."""
+        while (said := await self.next()) is not None:
+            if said.get("point") == point:
+                return said
+        raise AssertionError(f"it ended before it reached {point!r}; it said {self.said}")
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"go\n")
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            await self.process.communicate()
+
+    async def end(self) -> dict[str, Any]:
+        """Let it finish; the last thing it said."""
+        while await self.next() is not None:
+            pass
+        async with asyncio.timeout(BOUND_S):
+            code = await self.process.wait()
+        assert code == 0, f"it ended with {code}; it said {self.said}"
+        return self.said[-1]
+
+
+async def run(program: str, folder: Path, **options: object) -> dict[str, Any]:
+    """The last thing a program says that nobody disturbs."""
+    async with Child.run(program, folder, **options) as child:
+        return await child.end()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file through Python's own sqlite3, in one read transaction."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as store:
+        store.execute("BEGIN")
+        yield store
+
+
+def records(path: Path, table: str) -> list[dict[str, Any]]:
+    """Every record of a table, by id, as it stands in the file."""
+    with reading(path) as store:
+        return [json.loads(body) for (body,) in store.execute(f"SELECT body FROM {table} ORDER BY id")]  # noqa: S608
+
+
+def kinds(path: Path) -> list[str]:
+    return [entry["kind"] for entry in records(path, "entries")]
+
+
+def lines(path: Path) -> list[str]:
+    """What was appended to a file, line by line; nothing if it is not there."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def note(path: Path, text: str) -> None:
+    """Append a line with one write: an effect that can be counted."""
+    with path.open("a") as file:
+        file.write(f"{text}\n")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended and waits for its parent to look does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# --- seen from inside ------------------------------------------------------------------------------------------
+
+
+class Note(Entry, kind="app.note"):
+    """An entry the model reads."""
+
+    text: str
+
+    def messages(self):
+        return [{"role": "user", "content": [{"type": "text", "text": self.text}]}]
+
+
+class Audit(Entry, kind="app.audit"):
+    """An entry for people."""
+
+    n: int = 0
+    words: str = ""
+
+
+class Counter(Document, kind="app.counter", scope="session"):
+    n: int = 0
+
+
+class Hold:
+    """A pace that holds the model's streams before chosen events (from 0) until released."""
+
+    def __init__(self, *events: int) -> None:
+        self.events = events or (0,)
+        self.reached = asyncio.Event()
+        self._open = asyncio.Event()
+
+    async def __call__(self, request: object, event: int) -> None:
+        if event in self.events and not self._open.is_set():
+            self.reached.set()
+            await self._open.wait()
+
+    def release(self) -> None:
+        self._open.set()
+
+
+def opened(
+    path: Path,
+    model: ScriptedModel | None = None,
+    *,
+    tools: tuple[Any, ...] = (),
+    tasks: tuple[Any, ...] = (),
+    reports: list[Report] | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Harness]:
+    """A harness on the file at ``path``."""
+    extension = Extension("app", tools=tools, tasks=tasks)
+    hear = (lambda report: None) if reports is None else reports.append
+    return Harness.open(SqliteStorage(path), models=model, extensions=[extension], on_report=hear, **options)
+
+
+async def transcript(conversation: Conversation) -> list[str]:
+    """Every entry as its kind and the words of its messages."""
+    found: list[str] = []
+    for entry in await conversation.entries(limit=1000):
+        said = [
+            part.get("text") or f"<{part['type']}>"
+            for message in entry.messages
+            for part in message.get("content", ())  # pyright: ignore
+        ]
+        found.append(" ".join([entry.kind.removeprefix("pi."), *said]))
+    return found
+
+
+# --- the programs ----------------------------------------------------------------------------------------------
+
+
+def tell(**said: object) -> None:
+    """One line for whoever started this process."""
+    os.write(1, json.dumps(said).encode() + b"\n")
+
+
+def stand(point: str, **more: object) -> None:
+    """Stand still, the whole process, until told to go on."""
+    tell(point=point, **more)
+    if not os.read(0, 3):
+        sys.exit("nobody is there any more")
+
+
+LONG = "It is a long answer, in many pieces, so that a process can end in the middle of it."
+SCRIPT = {
+    "long": say(LONG, chunk=8),
+    "work": [call("work"), say("worked")],
+    "thrice": [call("step", name="a"), call("step", name="b"), call("step", name="c"), say("all three")],
+    "hi": say("hello"),
+}
+
+
+async def agent(
+    folder: Path,
+    *,
+    text: str | None = None,
+    request_id: str | None = None,
+    submission: int | None = None,
+    points: tuple[str, ...] = (),
+    replay: Any = "unsafe",
+    step: str = "",
+    restart_limit: int = 5,
+) -> None:
+    """Submit, or find what was submitted, and tell its answer and what the conversation then shows."""
+
+    def point(name: str, **more: object) -> None:
+        if name in points:
+            stand(name, **more)
+
+    @tool(name="work", replay=replay)
+    async def work() -> str:
+        """Work."""
+        note(folder / "effects", "work")
+        point("tool")
+        return "the work's result"
+
+    @tool(name="step")
+    async def step_tool(name: str) -> str:
+        """A step."""
+        note(folder / "effects", name)
+        if name == step:
+            point("step")
+        return f"did {name}"
+
+    async def pace(request: object, event: int) -> None:
+        if event == 3 and "streaming" in points:
+            async with root.watch() as watch:
+                async for frame in watch:
+                    message = frame.value.live.message
+                    if message is not None and message["content"]:
+                        point("streaming", shown=message["content"][0]["text"])
+                        break
+
+    model = ScriptedModel(SCRIPT, pace=pace)
+    async with opened(folder / STORE, model, tools=(work, step_tool), restart_limit=restart_limit) as harness:
+        root = await harness.root()
+        point("opened")
+        if text is not None:
+            made = await root.submit(text, request_id=request_id)
+        else:
+            assert submission is not None
+            made = await harness.submission(submission)
+        tell(submission=made.id)
+        point("admitted", submission=made.id)
+        answer = await made.answer()
+        same = None if text is None else (await harness.submission(made.id)) == made
+        await harness.idle()
+        tell(submission=made.id, answer=answer.text, same=same, transcript=await transcript(root))
+
+
+async def increments(folder: Path, *, times: int) -> None:
+    """Add one to a counter, each time in a session of its own; whoever finds the store taken asks again when told."""
+    done = 0
+    while done < times:
+        stand("ready")
+        try:
+            async with Session.open(SqliteStorage(folder / STORE)) as session:
+                async with session.commit() as tx:
+                    (await tx.draft(Counter)).n += 1
+                tell(added=True)
+        except Exception as error:
+            tell(refused=type(error).__name__, words=str(error))
+        else:
+            done += 1
+    tell(done=done)
+
+
+async def holder(folder: Path, *, epoch: int | None = None) -> None:
+    """Own the store, and stand still. Told to go on it commits once, and tells how that went."""
+    async with Session.open(SqliteStorage(folder / STORE), epoch=epoch) as session:
+        stand("owned", epoch=session.info.epoch, writer=session.info.writer)
+        try:
+            async with session.commit() as tx:
+                (await tx.draft(Counter)).n += 1
+            tell(committed=True)
+        except Exception as error:
+            tell(refused=type(error).__name__, words=str(error))
+
+
+async def locker(folder: Path) -> None:
+    """Hold SQLite's write lock from outside the package, as a shell or a backup would, until told to go on."""
+    with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as store:
+        store.execute("BEGIN IMMEDIATE")
+        stand("locked")
+        store.execute("ROLLBACK")
+    tell(unlocked=True)
+
+
+PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker)}
+
+
+if __name__ == "__main__":
+    asyncio.run(PROGRAMS[sys.argv[1]](Path(sys.argv[2]), **json.loads(sys.argv[3])))
