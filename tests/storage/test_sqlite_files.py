@@ -194,7 +194,7 @@ async def test_files_are_made_for_their_owner_alone(tmp_path: Path) -> None:
         await line.commit(line.batch(entries=[line.entry(1)]))
         modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
         assert modes == dict.fromkeys(("store.db", "store.db-wal", "store.db-shm", "store.db.lock"), 0o600)
-        assert line.storage.warnings == []  # pyright: ignore[reportAttributeAccessIssue]
+        assert line.info.warnings == ()
         await line.storage.close()
     finally:
         os.umask(old)
@@ -207,8 +207,8 @@ async def test_wider_modes_are_reported(tmp_path: Path) -> None:
     path.chmod(0o640)
     for read_only in (False, True):
         storage = SqliteStorage(path)
-        await storage.open(read_only=read_only, writer="writer", log_id="log", now=1)
-        assert any(f"{path} is open to other users (mode 0640)" in warning for warning in storage.warnings)
+        info = await storage.open(read_only=read_only, writer="writer", log_id="log", now=1)
+        assert any(f"{path} is open to other users (mode 0640)" in warning for warning in info.warnings)
         await storage.close()
 
 

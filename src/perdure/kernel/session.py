@@ -145,6 +145,8 @@ class Session(SettledReads):
             drain_ms=drain_ms,
             document_retention_ms=document_retention_ms,
         )
+        for warning in info.warnings:
+            session.report(Report(type="store_warning", message=warning))
         try:
             await session._load_live()
         except BaseException:

@@ -44,6 +44,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the last commit; 0 for a new store."""
     next_id: int
     read_only: bool = False
+    warnings: tuple[str, ...] = ()
+    """What the host should hear of: files that others may read, a sentence each (rule K163)."""
 
 
 @dataclass(frozen=True, slots=True)

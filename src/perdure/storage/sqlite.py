@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import apsw
+from msgspec import structs
 
 from perdure.kernel.errors import StorageBusy, StorageError
 from perdure.kernel.records import (
@@ -64,7 +65,6 @@ class _Opening:
     lock: OwnerLock | None = None
     link: Link | None = None
     writer: Writer | None = None
-    warnings: list[str] = field(default_factory=list[str])
 
 
 class SqliteStorage:
@@ -73,8 +73,7 @@ class SqliteStorage:
     ``durability="power"``: a commit is on the disk before its future ends, but for throttled progress.
     ``"process"``: it survives the end of the process, not that of the machine; nothing is flushed at a commit.
 
-    Raises what ``perdure.kernel.storage.Storage`` says. ``warnings`` says, once it is open, what others may do with
-    its files that they should not.
+    Raises what ``perdure.kernel.storage.Storage`` says.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class SqliteStorage:
             raise ValueError(f"durability is 'power' or 'process', not {durability!r}")
         # Two names of one file must meet at one lock.
         self.path = os.path.realpath(path)
-        self.warnings: list[str] = []
         self._flush = durability == "power"
         self._vfs = vfs
         self._state: Literal["closed", "opening", "open", "closing"] = "closed"
@@ -118,7 +116,6 @@ class SqliteStorage:
             await finish(asyncio.ensure_future(self._release(opening)))
             self._state = "closed"
             raise
-        self.warnings = opening.warnings
         self._opening = opening
         self._state = "open"
         return info
@@ -158,15 +155,14 @@ class SqliteStorage:
             info = raise_fence(opening.link, path, epoch=epoch, writer=writer)
         except (apsw.Error, OSError) as error:
             raise explained(error, path, "opened") from error
-        opening.warnings = sqlite_header.warnings(path)
-        return info
+        return structs.replace(info, warnings=tuple(sqlite_header.warnings(path)))
 
     def _look(self, opening: _Opening) -> StoreInfo:
         """On the reading thread: no lock, no fence."""
         if not sqlite_header.examine(self.path):
             raise StorageError(f"there is no store at {self.path}")
-        opening.warnings = sqlite_header.warnings(self.path)
-        return opening.reader.run(Reader.info)[1]
+        info = opening.reader.run(Reader.info)[1]
+        return structs.replace(info, warnings=tuple(sqlite_header.warnings(self.path)))
 
     async def _release(self, opening: _Opening) -> None:
         """Let what was accepted settle, close the connections, the writer's last, and free the lock."""
