@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import random
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from heapq import heappop
 from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
@@ -68,6 +69,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]
     _stopping: bool
     _thread_id: int | None
 
@@ -84,6 +86,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._dead = False
         self._held: set[asyncio.Task[Any]] = set()
         """Tasks of a loop that stopped, so that their coroutines do not go away one by one, half cleaned up."""
+        self._held_generators: list[object] = []
 
     # --- time and order ----------------------------------------------------------------------------------------
 
@@ -178,6 +181,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def _hold(self) -> None:
         self._held |= asyncio.all_tasks(self)
+        self._held_generators = list(self._asyncgens)
 
     def drop(self) -> None:
         """Let go of everything of a loop that ended or was killed, so that nothing of it runs later.
@@ -205,6 +209,9 @@ class SimulationLoop(asyncio.BaseEventLoop):
                 closed.add(task)
                 self._held.discard(task)
                 _close(task.get_coro())
+            for generator in self._held_generators:
+                for awaited in _awaits(generator)[1:]:
+                    _close(awaited)
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
