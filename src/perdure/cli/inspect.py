@@ -22,6 +22,7 @@ from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
 from perdure.storage.lock import Holder, read_holder
 from perdure.storage.sqlite import SqliteStorage
+from perdure.tasks.alarm import due_at
 
 MOST_CONVERSATIONS = 1000
 MOST_SUBMISSIONS = 1000
@@ -100,7 +101,7 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     mail: int
     """Requests from other processes that nobody has taken yet."""
     wake: int | None
-    """When the earliest sleeper wants to be woken."""
+    """When the next timer of a task is due, a sleep's or a wait's."""
     more: bool
     """There is more of something than is listed."""
 
@@ -118,7 +119,7 @@ async def look(path: Path) -> StoreReport:
         queued = await session.submissions(status="queued", limit=MOST_SUBMISSIONS)
         placed = await session.submissions(status="placed", limit=MOST_SUBMISSIONS)
         mail = await storage.mail(limit=MAX_SCAN)
-        sleepers = [task.state.until for task in tasks if isinstance(task.state, Sleeping)]
+        timers = [at for task in tasks if not task.abort_requested and (at := due_at(task)) is not None]
         return StoreReport(
             path=str(path),
             format=info.format,
@@ -132,7 +133,7 @@ async def look(path: Path) -> StoreReport:
             tasks=tuple(_task(task, live, holder) for task in tasks[:MOST_TASKS]),
             submissions=tuple(_submission(record) for record in sorted([*queued, *placed], key=lambda s: s.id)),
             mail=len(mail),
-            wake=min(sleepers, default=None),
+            wake=min(timers, default=None),
             more=len(page) == MOST_CONVERSATIONS
             or len(tasks) > MOST_TASKS
             or MOST_SUBMISSIONS in (len(queued), len(placed))
@@ -261,7 +262,7 @@ def render(report: StoreReport, *, as_json: bool) -> None:
     if report.mail:
         typer.echo(f"requests in the mailbox: {report.mail}")
     if report.wake is not None:
-        typer.echo(f"the earliest sleeper wakes at {_when(report.wake)}")
+        typer.echo(f"the next timer is due at {_when(report.wake)}")
     _table("conversations", report.conversations)
     _table("live tasks", report.tasks)
     _table("submissions queued or placed", report.submissions)
