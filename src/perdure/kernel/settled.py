@@ -145,7 +145,15 @@ class SettledReads(ABC):
         return found
 
     async def load_document(self, address: Address, context: Context | None = None) -> LoadedDocument:
-        """What lives at an address, in memory as this returns."""
+        """What lives at an address, in memory as this returns.
+
+        Where the store is open for reading only another process may write it: nothing is kept, or what was kept of one
+        commit would stand beside what is read of a later one (rule K2).
+        """
+        if self.info.read_only:
+            stored = await self.reading(self.storage.document(address), context)
+            state = ABSENT if stored is None else materialise(stored)
+            return LoadedDocument(address, state, 0)
         while True:
             loaded = await self.reading(self.documents.load(address), context)
             if self.documents.peek(address) is loaded:
@@ -183,9 +191,10 @@ class SettledReads(ABC):
         return await self.reading(self.storage.submission(id), context)
 
     async def task(self, id: int, *, context: Context | None = None) -> TaskRecord | None:
-        """A live task from memory; an ended one from storage."""
+        """A live task from memory (if no other process may have moved it on); an ended one from storage."""
         self._check_read()
-        return self.live.settled.get(id) or await self.reading(self.storage.task(id), context)
+        known = None if self.info.read_only else self.live.settled.get(id)
+        return known or await self.reading(self.storage.task(id), context)
 
     async def request(
         self, conversation_id: int, request_id: str, *, context: Context | None = None
