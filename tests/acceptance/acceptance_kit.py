@@ -14,11 +14,25 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure import Conversation, Document, Entry, Extension, Harness, Report, Session, SqliteStorage, tool
+from perdure import (
+    Conversation,
+    Document,
+    Entry,
+    Extension,
+    Harness,
+    Next,
+    Report,
+    Run,
+    Session,
+    SqliteStorage,
+    Task,
+    field,
+    tool,
+)
 from perdure.testing.model import ScriptedModel, call, say
 
 BOUND_S = 60
@@ -155,6 +169,19 @@ class Audit(Entry, kind="app.audit"):
 
 class Counter(Document, kind="app.counter", scope="session"):
     n: int = 0
+
+
+class Job(Document, kind="app.job", scope="conversation", history="rewindable", fork="as_of"):
+    n: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class Step(Task[int, int], kind="app.step"):
+    """Ends with what it was given."""
+
+    async def start(self, run: Run[int, int, None]) -> Next[int]:
+        async with run.commit() as tx:
+            return tx.complete(run.input)
 
 
 class Hold:
@@ -322,7 +349,55 @@ async def locker(folder: Path) -> None:
     tell(unlocked=True)
 
 
-PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker)}
+async def look(session: Session, order: str, least: int) -> int:
+    """Read the parts of commits one after the other: whatever shows of one commit, the later reads show all of it."""
+    for part in order:
+        if part == "e":
+            found = await session.entries(1, order="descending", limit=1)
+            seen = Audit.read(found[0]).n
+        elif part == "d":
+            job = await session.snapshot(Job, conversation=1)
+            seen = -1 if job is None else job.n
+        else:
+            seen, after = -1, 0
+            while page := await session.tasks(kind="app.step", after=after, limit=1000):
+                seen, after = max(record.input for record in page), page[-1].id  # pyright: ignore
+        assert seen >= least, f"commit {least} showed before, and {part!r} shows {seen} of {order!r}"
+        least = seen
+    return least
+
+
+ORDERS = ("edt", "etd", "det", "dte", "ted", "tde")
+
+
+async def reader(folder: Path, *, commits: int, keep: bool) -> None:
+    """Read a store that somebody else writes: the file itself, and through the package, opened anew or kept open."""
+    looks, seen = 0, set[int]()
+    storage = SqliteStorage(folder / STORE)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(Session.open(storage, read_only=True))
+        tell(point="reading")
+        while len(seen) < commits:
+            looks += 1
+            if not keep:
+                await stack.aclose()
+                session = await stack.enter_async_context(Session.open(storage, read_only=True))
+            with reading(folder / STORE) as store:
+                counts = [store.execute(f"SELECT count(*) FROM {part}").fetchone()[0] for part in PARTS]  # noqa: S608
+            assert len(set(counts)) == 1, f"entries, tasks and states of the document: {counts}"
+            seen.add(await look(session, ORDERS[looks % 6], counts[0] - 1))
+    tell(looks=looks)
+
+
+PARTS = (
+    "entries",
+    "tasks",
+    "(SELECT seq FROM bases b JOIN documents d ON d.id = b.document_id WHERE d.kind = 'app.job'"
+    " UNION SELECT seq FROM deltas e JOIN documents d ON d.id = e.document_id WHERE d.kind = 'app.job')",
+)
+
+
+PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker, reader)}
 
 
 if __name__ == "__main__":
