@@ -107,7 +107,7 @@ def by_kind(report: StoreReport) -> dict[str, TaskLine]:
     return {task.kind: task for task in report.tasks}
 
 
-# --- a live store --------------------------------------------------------------------------------------------------
+# --- a live store ------------------------------------------------------------------------------------------------
 
 
 def test_a_live_store_names_its_holder(host: Host) -> None:
@@ -185,7 +185,7 @@ def test_a_store_does_not_speak_to_the_terminal(host: Host) -> None:
     assert r"the \x1b[31mroot\n" in output
 
 
-# --- closed and killed ---------------------------------------------------------------------------------------------
+# --- closed and killed -------------------------------------------------------------------------------------------
 
 
 def test_a_closed_store_stays_byte_for_byte(closed: Path) -> None:
@@ -258,7 +258,7 @@ def test_another_host_is_named_with_doubt(closed: Path, tmp_path: Path) -> None:
     assert running.status == "pending"
 
 
-# --- mail, more, newer records ---------------------------------------------------------------------------------------
+# --- mail, more, newer records -----------------------------------------------------------------------------------
 
 
 def test_mail_is_counted_and_not_taken(closed: Path, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ async def test_an_empty_store(tmp_path: Path) -> None:
     ]
 
 
-# --- what is no store ------------------------------------------------------------------------------------------------
+# --- what is no store --------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Story:
     """What the demo says."""
 
     def __init__(self, *, plain: bool) -> None:
-        self.console = Console(no_color=plain or None, highlight=False, soft_wrap=True)
+        self.console = Console(color_system=None if plain else "auto", highlight=False, soft_wrap=True)
         self._started = time.monotonic()
         self._answers: dict[str, str] = {}
         self._again: list[str] = []
