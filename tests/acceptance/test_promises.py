@@ -1,4 +1,4 @@
-"""What the package promises its user, each promise by its name, on real files, and where a process is killed on real ones.
+"""What the package promises its user, each promise by its name: on real files, with real processes that are killed.
 
 Rules H20 to H54 (input), H69 and H86 to H92 (after an interruption), K1, K2, K80 and K121 to K127 (what others see),
 T30 to T47 (blocked work), T71 to T81 (aborts), K115 to K120 (forks).
@@ -100,7 +100,8 @@ async def test_killed_after_admission_in_generation_or_in_a_tool_call_the_origin
     found = [line if not line.startswith("tool-result") else "tool-result" for line in again["transcript"]]
     if point == "streaming":
         # How much of the answer was committed is chance; that it is the beginning of it is not.
-        assert found[1] and f"assistant {LONG}".startswith(found[1])
+        assert found[1].startswith("assistant It is a")
+        assert f"assistant {LONG}".startswith(found[1])
         found[1] = wanted[1]
     assert found == wanted
     (record,) = records(store, "submissions")
@@ -212,9 +213,7 @@ async def give_up(way: str, wait: Wait, begun: asyncio.Event | None = None) -> N
                     await has_begun()
                     bound.reschedule(asyncio.get_running_loop().time())
 
-                expiring = asyncio.ensure_future(expire())
-                await wait(None)
-        await expiring
+                await asyncio.gather(expire(), wait(None))
     elif way == "deadline":
         # A deadline cannot be moved: where it matters that the wait has begun, it is given the time to.
         with pytest.raises(ContextDeadline):
@@ -595,9 +594,8 @@ async def test_no_other_process_sees_a_part_of_a_commit(keep: bool, tmp_path: Pa
             while not ending.done() and n < 20_000:
                 n += 1
                 await step_on(root, n)
-            said = await ending
+            assert (await ending)["looks"] >= 25
         await harness.idle()
-    assert said["different"] > 10, "commits went on while it read"
 
 
 async def test_a_commit_that_was_refused_leaves_nothing_for_anybody(store: Path) -> None:
