@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
-from typing import ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Self, cast, dataclass_transform
 
 import msgspec
 
-from perdure.kernel.json import JsonValue
+from perdure.kernel.errors import NotJson
+from perdure.kernel.json import JsonValue, copy_json, path_text, same_json
 from perdure.kernel.records import EntryRecord
 
 RESERVED_PREFIX = "pi."
@@ -20,7 +22,7 @@ RESERVED_PREFIX = "pi."
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Entry:
-    """The base of an application's typed entries. Field types are what msgspec can turn to JSON and back."""
+    """The base of an application's typed entries. Fields hold strict JSON, and frozen msgspec Structs for parts."""
 
     kind: ClassVar[str]
 
@@ -30,6 +32,9 @@ class Entry:
             raise TypeError(f"{cls.__name__}: an entry kind needs a name")
         if kind.startswith(RESERVED_PREFIX) and not builtin:
             raise TypeError(f"{cls.__name__}: kinds beginning with {RESERVED_PREFIX!r} are reserved, not {kind!r}")
+        taken = [name for name in inspect.get_annotations(cls) if name in _TAKEN]
+        if taken:
+            raise TypeError(f"{cls.__name__}: a field cannot be named {', '.join(taken)}")
         cls.kind = kind
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
@@ -37,9 +42,55 @@ class Entry:
         """What the model reads for this entry, as JSON; nothing unless overridden."""
         return ()
 
+    def to_json(self) -> JsonValue:
+        """The data as it is stored (rules K35 to K40): refused is what would not come back as it is.
+
+        Raises NotJson, with the path of the value where it is not JSON.
+        """
+        data: JsonValue = {name: _json(self.kind, name, getattr(self, name)) for name in _names(type(self))}
+        try:
+            back = msgspec.convert(data, type(self))
+        except msgspec.ValidationError as error:
+            raise NotJson(self.kind, f"it could not be read again: {error}") from None
+        for name in _names(type(self)):
+            value: object = getattr(back, name)
+            if value != getattr(self, name) or not same_json(_json(self.kind, name, value), data[name]):
+                raise NotJson(
+                    path_text((name,), at=self.kind), "by its declared type it would come back as another value"
+                )
+        return data
+
     @classmethod
     def read(cls, record: EntryRecord) -> Self:
         """Raises ValueError for a record of another kind, msgspec.ValidationError for data that does not fit."""
         if record.kind != cls.kind:
             raise ValueError(f"entry {record.id} is a {record.kind!r}, not a {cls.kind!r}")
         return msgspec.json.decode(record.raw_data, type=cls)
+
+
+_TAKEN = frozenset(dir(Entry)) | {"kind"}
+
+
+def _names(kind: type[Entry]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cast("Any", kind))]  # a dataclass, made so by Entry
+
+
+def _json(kind: str, name: str, value: object) -> JsonValue:
+    try:
+        return copy_json(value, at=kind, path=(name,))
+    except NotJson as refusal:  # which a Struct in it is too
+        try:
+            return copy_json(_plain(value), at=kind, path=(name,))
+        except RecursionError:
+            raise refusal from None
+
+
+def _plain(value: object) -> object:
+    """The value with every Struct in it as the JSON it stands for."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.json.decode(msgspec.json.encode(value))
+    if type(value) is list:
+        return [_plain(item) for item in cast("list[object]", value)]
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in cast("dict[object, object]", value).items()}
+    return value

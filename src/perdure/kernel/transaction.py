@@ -219,7 +219,7 @@ class Transaction(TransactionDocuments):
         return self.append_record(
             type(entry).kind,
             messages=to_raw(list(entry.messages()), at=f"{entry.kind}.messages"),
-            data=to_raw(msgspec.to_builtins(entry), at=entry.kind),
+            data=to_raw(entry.to_json(), at=entry.kind),
             conversation=conversation,
             head=head,
             edits=edits,
