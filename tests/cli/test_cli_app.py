@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import perdure
+import perdure.testing.crash
 from perdure.cli.app import app
+from perdure.testing.scenarios import SCENARIOS
 
 COMMANDS = {"demo", "inspect", "crash"}
 
@@ -58,3 +60,52 @@ def test_asking_for_help_loads_no_agent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- crash --------------------------------------------------------------------------------------------------------
+
+
+def test_a_campaign_says_what_it_did() -> None:
+    done = CliRunner().invoke(app, ["crash", "--runs", "6", "--seed", "3"])
+    assert done.exit_code == 0
+    (line,) = done.output.splitlines()
+    assert line.startswith("SUMMARY mode=simulation scenarios=6 runs=6 ok=6 failed=0 kills=")
+
+
+def test_a_seed_repeats_a_campaign_and_a_fault_a_run() -> None:
+    words = ["crash", "--mode", "simulation", "--runs", "4", "--seed", "9"]
+    assert CliRunner().invoke(app, words).output == CliRunner().invoke(app, words).output
+    name = next(iter(SCENARIOS))
+    for more in (["--kill", "before:2,3"], ["--order-seed", "5"]):
+        done = CliRunner().invoke(app, ["crash", "--scenario", name, "--seed", "2", *more])
+        assert done.exit_code == 0, done.output
+        assert "life 1: " in done.output
+        assert ("killed by before:2" in done.output) == ("--kill" in more)
+
+
+def test_every_option_reaches_the_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def record(**options: object) -> int:
+        asked.append(options)
+        return 1
+
+    monkeypatch.setattr(perdure.testing.crash, "run_simulation", record)
+    words = ["crash", "--runs", "2", "--seed", "3", "--scenario", "a", "--kill", "3,before:4", "--order-seed", "5"]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    del asked[0]["echo"]
+    assert asked == [{"runs": 2, "seed": 3, "scenario": "a", "kill": ["3", "before:4"], "order_seed": 5}]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--scenario", "of nobody"],
+        ["--kill", "3"],
+        ["--scenario", next(iter(SCENARIOS)), "--kill", "x"],
+        ["--runs", "0"],
+        ["--mode", "machine"],
+    ],
+)
+def test_what_cannot_be_run_is_an_error(words: list[str]) -> None:
+    assert CliRunner().invoke(app, ["crash", *words]).exit_code == 2

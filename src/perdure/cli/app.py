@@ -74,20 +74,26 @@ def inspect(
 @app.command()
 def crash(
     mode: Annotated[CrashMode, typer.Option(help="What to attack.")] = CrashMode.simulation,
-    runs: Annotated[int, typer.Option(min=1, help="How many seeded schedules.")] = 25,
-    seed: Annotated[int, typer.Option(help="The first seed; the runs take it and the following ones.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs to draw.")] = 25,
+    seed: Annotated[int, typer.Option(help="The first run's seed; each further run takes the next.")] = 1,
     scenario: Annotated[str | None, typer.Option(help="Only this scenario.")] = None,
     kill: Annotated[
         str | None,
-        typer.Option(help="Commits to stop the world after, one a start: 3 or 3,5. A failing run prints it."),
+        typer.Option(
+            metavar="FAULT,...",
+            help="Repeat one run: one fault for each life, as a failing run prints them. "
+            "3 or after:3 kills after the third commit.",
+        ),
+    ] = None,
+    order_seed: Annotated[
+        int | None, typer.Option(help="Repeat one run: its order of tasks, as a failing run prints it.")
     ] = None,
 ) -> None:
     """Crash the package on purpose and compare what comes back with what was never interrupted."""
     from perdure.testing.crash import run_simulation
 
     assert mode is CrashMode.simulation, "the only mode so far"
-    try:
-        kills = None if kill is None else [int(number) for number in kill.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"--kill takes numbers with commas between them, not {kill!r}") from error
-    raise typer.Exit(run_simulation(runs=runs, seed=seed, scenario=scenario, kill=kills, echo=typer.echo))
+    faults = None if kill is None else kill.split(",")
+    raise typer.Exit(
+        run_simulation(runs=runs, seed=seed, scenario=scenario, kill=faults, order_seed=order_seed, echo=typer.echo)
+    )
