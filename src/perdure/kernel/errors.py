@@ -11,7 +11,7 @@ class PerdureError(Exception):
 
 
 class NotJson(PerdureError, ValueError):
-    """A value that is not strict JSON was about to be stored (rule: refused at the write, with its path)."""
+    """A value that is not strict JSON was about to be stored (rule K35)."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

@@ -1,4 +1,4 @@
-"""The mutation line: one transaction at a time, in the order they asked (rule 1.2)."""
+"""The mutation line: one transaction at a time, in the order they asked (rules K41, K56 and K57)."""
 
 from __future__ import annotations
 

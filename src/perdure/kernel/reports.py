@@ -1,4 +1,5 @@
-"""What the session tells its host beside results and errors: each report says what it is about (rule 1.7)."""
+"""What the session tells its host beside results and errors: each report says what it is about (rules K135 and
+K136)."""
 
 from __future__ import annotations
 
