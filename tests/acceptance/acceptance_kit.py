@@ -25,6 +25,7 @@ from perdure import (
     Extension,
     Harness,
     Next,
+    PerdureError,
     Report,
     Run,
     Session,
@@ -122,7 +123,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 def records(path: Path, table: str) -> list[dict[str, Any]]:
     """Every record of a table, by id, as it stands in the file."""
     with reading(path) as store:
-        return [json.loads(body) for (body,) in store.execute(f"SELECT body FROM {table} ORDER BY id")]  # noqa: S608
+        return [json.loads(body) for (body,) in store.execute(f"SELECT body FROM {table} ORDER BY id")]
 
 
 def kinds(path: Path) -> list[str]:
@@ -298,11 +299,15 @@ async def agent(
     async with opened(folder / STORE, model, tools=(work, step_tool), restart_limit=restart_limit) as harness:
         root = await harness.root()
         point("opened")
-        if text is not None:
-            made = await root.submit(text, request_id=request_id)
-        else:
-            assert submission is not None
-            made = await harness.submission(submission)
+        try:
+            if text is not None:
+                made = await root.submit(text, request_id=request_id)
+            else:
+                assert submission is not None
+                made = await harness.submission(submission)
+        except PerdureError as error:
+            tell(refused=type(error).__name__, words=str(error))
+            return
         tell(submission=made.id)
         point("admitted", submission=made.id)
         answer = await made.answer()
@@ -383,7 +388,7 @@ async def reader(folder: Path, *, commits: int, keep: bool) -> None:
                 await stack.aclose()
                 session = await stack.enter_async_context(Session.open(storage, read_only=True))
             with reading(folder / STORE) as store:
-                counts = [store.execute(f"SELECT count(*) FROM {part}").fetchone()[0] for part in PARTS]  # noqa: S608
+                counts = [store.execute(f"SELECT count(*) FROM {part}").fetchone()[0] for part in PARTS]
             assert len(set(counts)) == 1, f"entries, tasks and states of the document: {counts}"
             seen.add(await look(session, ORDERS[looks % 6], counts[0] - 1))
     tell(looks=looks)
