@@ -17,9 +17,11 @@ from perdure.storage.sqlite_header import examine
 from perdure.storage.sqlite_reads import Reader
 from perdure.storage.sqlite_schema import connect, explained
 
-_BUSY_MS = 2000
-_WAITING = "SELECT count(*) FROM mailbox WHERE answered_seq IS NULL"
-_POST = "INSERT INTO mailbox (kind, body, posted_at) VALUES (?, ?, ?) RETURNING id"
+# One statement: a transaction that only looked first would be refused once somebody else has committed meanwhile.
+_POST = (
+    "INSERT INTO mailbox (kind, body, posted_at) SELECT ?, ?, ?"
+    " WHERE (SELECT count(*) FROM mailbox WHERE answered_seq IS NULL) < ? RETURNING id"
+)
 
 
 def post(path: str | os.PathLike[str], kind: str, body: JsonValue, *, now: int) -> int:
@@ -30,20 +32,16 @@ def post(path: str | os.PathLike[str], kind: str, body: JsonValue, *, now: int) 
     """
     raw = mail_body(body)
     store = _existing(path)
-    id: object = None
     try:
         link = connect(store, "write")
         try:
-            link.set_busy_timeout(_BUSY_MS)
-            with link:
-                waiting = link.execute(_WAITING).get
-                if isinstance(waiting, int) and waiting >= MAX_UNANSWERED:
-                    raise mailbox_full()
-                id = link.execute(_POST, (kind, bytes(raw), now)).get
+            id = link.execute(_POST, (kind, bytes(raw), now, MAX_UNANSWERED)).get
         finally:
             link.close()
     except (apsw.Error, OSError) as error:
         raise explained(error, store, "given a request") from error
+    if id is None:
+        raise mailbox_full()
     assert isinstance(id, int)
     return id
 

@@ -58,7 +58,8 @@ _RECLAIM = (
     "DELETE FROM bases WHERE document_id = ? AND seq < ?",
     "DELETE FROM deltas WHERE document_id = ? AND seq < ?",
 )
-_ANSWER = "UPDATE mailbox SET answered_seq = ?, ok = ?, result = ? WHERE id = ? AND answered_seq IS NULL"
+# What was asked for is not read again.
+_ANSWER = "UPDATE mailbox SET answered_seq = ?, ok = ?, result = ?, body = x'' WHERE id = ? AND answered_seq IS NULL"
 _FORGET = (
     "DELETE FROM mailbox WHERE id IN (SELECT id FROM mailbox WHERE answered_seq IS NOT NULL"
     " ORDER BY answered_seq DESC, id DESC LIMIT -1 OFFSET ?)"
