@@ -34,6 +34,7 @@ from perdure import (
     field,
     tool,
 )
+from perdure.kernel.json import JsonValue
 from perdure.testing.model import ScriptedModel, call, say
 
 BOUND_S = 60
@@ -157,7 +158,7 @@ class Note(Entry, kind="app.note"):
 
     text: str
 
-    def messages(self):
+    def messages(self) -> list[JsonValue]:
         return [{"role": "user", "content": [{"type": "text", "text": self.text}]}]
 
 

@@ -15,7 +15,7 @@ import pytest
 from acceptance_kit import SCRIPT, STORE, Child, lines, note, opened, records
 
 from perdure import Extension, Harness, Next, Report, Run, Task, WorkBlocked, tool
-from perdure.harness.events import Blocked, Snapshot
+from perdure.harness.events import Blocked, Events, Snapshot
 from perdure.kernel.records import Completed, Orphaned
 from perdure.tasks.definition import StoredTask
 from perdure.testing.model import ScriptedModel
@@ -246,6 +246,13 @@ async def test_a_call_that_ends_its_process_again_and_again_is_parked_and_its_su
         assert len(lines(tmp_path / "effects")) == 3
 
 
+async def until_blocked(events: Events) -> AsyncIterator[Blocked]:
+    async for event in events:
+        if isinstance(event, Blocked):
+            yield event
+            return
+
+
 async def test_events_tell_of_blocked_work_and_a_late_client_hears_of_it_first(tmp_path: Path) -> None:
     """T48, H149."""
     async with parked(tmp_path) as (harness, id):
@@ -254,10 +261,8 @@ async def test_events_tell_of_blocked_work_and_a_late_client_hears_of_it_first(t
             assert isinstance(await anext(early), Snapshot)
             harness.resume()
             async with asyncio.timeout(30):
-                async for event in early:
-                    if isinstance(event, Blocked):
-                        break
-            assert (event.kind, event.reason) == ("pi.tool", "parked")
+                told = [event async for event in until_blocked(early)]
+            assert (told[-1].kind, told[-1].reason) == ("pi.tool", "parked")
         async with root.events() as late:
             first = await anext(late)
             assert isinstance(first, Snapshot)

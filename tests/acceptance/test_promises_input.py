@@ -219,8 +219,8 @@ async def test_what_was_queued_during_a_tool_lands_after_the_round_or_the_answer
 async def test_the_host_says_how_many_a_boundary_takes(store: Path) -> None:
     """H44: one steer a boundary, all follow-ups at once."""
     gate = Gate()
-    options = {"steer": "first", "follow_up": "all"}
-    async with opened(store, ScriptedModel(script), tools=(gate.tool,), **options) as harness:
+    model = ScriptedModel(script)
+    async with opened(store, model, tools=(gate.tool,), steer="first", follow_up="all") as harness:
         root = await harness.root()
         go = await root.submit("go")
         await gate.reached.wait()
@@ -266,7 +266,7 @@ async def test_what_was_queued_during_an_answer_lands_after_it(store: Path) -> N
 
 
 async def test_a_reset_queued_during_a_tool_ends_the_run_there(store: Path) -> None:
-    """H28, H29, H43: the boundary acts as final; what is for people waits behind the reset; the next run begins anew."""
+    """H28, H29, H43: the boundary acts as final; what is for people waits behind the reset; a run begins anew."""
     gate, model = Gate(), ScriptedModel(script)
     async with opened(store, model, tools=(gate.tool,)) as harness:
         root = await harness.root()
@@ -295,7 +295,7 @@ async def test_a_reset_queued_during_a_tool_ends_the_run_there(store: Path) -> N
         assert {await s.status() for s in (reset, w1, shown)} == {"done"}
         (reset_entry,) = [entry for entry in await root.entries() if entry.kind == "pi.reset"]
         assert reset_entry.head == reset_entry.id
-        assert [m.text for m in model.requests[-1].messages if isinstance(m, UserMessage)][0] == "a handoff"
+        assert next(m for m in model.requests[-1].messages if isinstance(m, UserMessage)).text == "a handoff"
 
 
 async def test_a_reset_queued_during_an_answer_lands_after_it(store: Path) -> None:
