@@ -33,6 +33,12 @@ def call(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["inspect", *map(str, words)])
 
 
+def program(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The installed command, in a process of its own."""
+    command = [Path(sys.executable).parent / "perdure", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 def report(path: Path) -> StoreReport:
     """What ``--json`` prints, read strictly."""
     result = call(path, "--json")
@@ -295,6 +301,39 @@ def test_records_of_a_newer_release_do_not_hide_the_rest(closed: Path, tmp_path:
     tool = by_kind(found)["pi.tool"]
     assert (tool.tool, tool.status) == (None, "pending")
     assert tool.why == "starts when a host with its code resumes; cut off 2 times"
+
+
+def test_files_that_others_may_read_are_warned_of(closed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    shutil.copy(closed, path)
+    assert report(path).warnings == ()
+    path.chmod(0o644)
+    warning = f"{path} is open to other users (mode 0644); run: chmod 600 {path}"
+    assert report(path).warnings == (warning,)
+    done = program("inspect", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines().count(warning) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("UPDATE tasks SET body = x'7b7d'", "holds a record that is not one"),
+        ("UPDATE submissions SET body = x'7b7d'", "holds a record that is not one"),
+        ("UPDATE bases SET value = x'7b'", "cannot be put together from what is stored"),
+    ],
+)
+def test_damage_is_one_line(damage: str, words: str, closed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    shutil.copy(closed, path)
+    with closing(sqlite3.connect(path)) as store:
+        store.execute(damage)
+        store.commit()
+    done = program("inspect", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("perdure inspect: ")
+    assert words in line
 
 
 async def test_an_empty_store(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +40,8 @@ def root(
     ] = False,
 ) -> None:
     """Its options are the program's own; every command is a sub-command."""
+    # What there is to say, the commands say themselves.
+    logging.getLogger("perdure").addHandler(logging.NullHandler())
 
 
 @app.command()

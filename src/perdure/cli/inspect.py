@@ -91,6 +91,8 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
     commits: int
     bytes: int
+    warnings: tuple[str, ...]
+    """What others may do with its files that they should not."""
     holder: HolderLine | None
     """None: nobody has it open."""
     conversations: tuple[ConversationLine, ...]
@@ -128,6 +130,7 @@ async def look(path: Path) -> StoreReport:
             writer=info.writer,
             commits=info.seq,
             bytes=_size(storage.path),
+            warnings=info.warnings,
             holder=holder,
             conversations=tuple(conversations),
             tasks=tuple(_task(task, live, holder) for task in tasks[:MOST_TASKS]),
@@ -259,6 +262,8 @@ def render(report: StoreReport, *, as_json: bool) -> None:
         f"{report.commits} commits, {_bytes(report.bytes)}"
     )
     typer.echo(_opened(report.holder))
+    for warning in report.warnings:
+        typer.echo(_printable(warning))
     if report.mail:
         typer.echo(f"requests in the mailbox: {report.mail}")
     if report.wake is not None:
