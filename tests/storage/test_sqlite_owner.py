@@ -193,17 +193,64 @@ def test_one_process_cannot_take_it_twice(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_the_name_a_dead_holder_left_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K168: the new one has locked and not yet written its name."""
+def test_the_name_a_dead_holder_left_is_not_told_as_the_holders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K168: the new one has locked and not yet written its name; or it is one we cannot see, in another container."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     lock = OwnerLock.take(f"{tmp_path}/store.db", now=7)
     text = Path(lock.path).read_text()
     holder = read_holder(lock.path)
     assert holder is not None
     Path(lock.path).write_text(text.replace(str(holder.start_ticks), str(holder.start_ticks + 1)))
+    with pytest.raises(StorageBusy, match=f"cannot be seen from here.* names process {os.getpid()} on host"):
+        OwnerLock.take(f"{tmp_path}/store.db", now=8)
+    Path(lock.path).write_text("")
     with pytest.raises(StorageBusy, match="its holder left no name"):
         OwnerLock.take(f"{tmp_path}/store.db", now=8)
     lock.release()
+
+
+_NAMED = """
+import ctypes, sys
+from perdure.storage.lock import OwnerLock
+ctypes.CDLL(None).prctl(15, "\u0436".encode() * 8)  # cut to 15 bytes, in the middle of a character
+OwnerLock.take(sys.argv[1], now=1).release()
+print("taken", flush=True)
+"""
+
+
+async def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    """K168: the kernel cuts a name to 15 bytes, wherever that is."""
+    process = await start(_NAMED, tmp_path / "store.db")
+    assert await line_of(process) == "taken"
+    assert await end(process) == 0
+
+
+_FORKED_STORE = """
+import asyncio, os, sys
+from perdure.kernel.errors import StorageError
+from perdure.storage.sqlite import SqliteStorage
+storage = SqliteStorage(sys.argv[1])
+loop = asyncio.new_event_loop()
+loop.run_until_complete(storage.open(writer="writer", log_id="log", now=1))
+child = os.fork()
+if child == 0:
+    try:
+        asyncio.new_event_loop().run_until_complete(storage.entry(1))
+    except StorageError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+loop.run_until_complete(storage.close())
+"""
+
+
+async def test_a_forked_child_is_told_that_the_store_is_not_its_own(tmp_path: Path) -> None:
+    """K165: instead of waiting for ever for threads it does not have."""
+    process = await start(_FORKED_STORE, tmp_path / "store.db")
+    assert await line_of(process) == f"process {process.pid} opened this store; a fork of it must open its own"
+    assert await end(process) == 0
 
 
 def test_a_sidecar_replaced_under_our_hands_is_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

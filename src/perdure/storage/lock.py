@@ -114,12 +114,15 @@ def read_holder(path: str) -> Holder | None:
 
 
 def _describe(path: str) -> str:
+    holder = None
     for _ in range(_ATTEMPTS):
         holder = read_holder(path)
         if holder is not None and not holder.gone:
             return f"it is held by {holder}; close it there first"
         time.sleep(0.005)  # it has locked the file and is about to write its name
-    return f"its holder left no name in {path}"
+    if holder is None:
+        return f"its holder left no name in {path}"
+    return f"its holder cannot be seen from here, as one in another container; {path} names {holder}"
 
 
 def _write(path: str, descriptor: int, now: int) -> None:
@@ -148,7 +151,7 @@ def _boot_id() -> str:
 def _start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if it does not run."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name in it may be any bytes
     except OSError:
         return 0
-    return int(stat.rpartition(")")[2].split()[19])
+    return int(stat.rpartition(b")")[2].split()[19])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
+
+from perdure.kernel.errors import StorageError
 
 T = TypeVar("T")
 
@@ -17,12 +20,15 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._process = os.getpid()
         # A daemon: a program that ends without closing its stores must end, as if it had crashed.
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job`` in its turn. It must not raise."""
+        if os.getpid() != self._process:
+            raise StorageError(f"process {self._process} opened this store; a fork of it must open its own")
         self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
@@ -40,7 +46,7 @@ class Worker:
             else:
                 tell(loop, _finish, future, value)
 
-        self._jobs.put(job)
+        self.post(job)
         return future
 
     def stop(self) -> None:
