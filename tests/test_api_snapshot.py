@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import perdure
+from perdure import events
 
 SNAPSHOT = Path(__file__).parent / "golden" / "public-api.txt"
 
 
 def described() -> Iterator[str]:
-    for name in perdure.__all__:
-        value = getattr(perdure, name)
+    for home, name in [*((perdure, name) for name in perdure.__all__), *((events, name) for name in events.__all__)]:
+        value = getattr(home, name)
         if isinstance(value, type):
             bases = ", ".join(base.__name__ for base in value.__bases__)
             yield f"class {name}({bases})"

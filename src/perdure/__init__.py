@@ -1,6 +1,6 @@
 """perdure: durable agents for Python.
 
-What is named here is the public face, together with ``perdure.testing``. Names are loaded when they are first used,
+What is named here is the public face, together with ``perdure.events`` and ``perdure.testing``. Names are loaded when they are first used,
 so that importing the package costs next to nothing.
 """
 

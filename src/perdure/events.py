@@ -1,0 +1,43 @@
+"""What ``conversation.events()`` tells: a snapshot first, then typed events as commits settle."""
+
+from __future__ import annotations
+
+from perdure.harness.events import Blocked as Blocked
+from perdure.harness.events import BlockedTask as BlockedTask
+from perdure.harness.events import EntryAppended as EntryAppended
+from perdure.harness.events import Event as Event
+from perdure.harness.events import Events as Events
+from perdure.harness.events import InboxChanged as InboxChanged
+from perdure.harness.events import MessageDelta as MessageDelta
+from perdure.harness.events import MessageEnd as MessageEnd
+from perdure.harness.events import MessageStart as MessageStart
+from perdure.harness.events import Retry as Retry
+from perdure.harness.events import RunEnd as RunEnd
+from perdure.harness.events import RunStart as RunStart
+from perdure.harness.events import Snapshot as Snapshot
+from perdure.harness.events import ToolEnd as ToolEnd
+from perdure.harness.events import ToolStart as ToolStart
+from perdure.harness.events import ToolUpdate as ToolUpdate
+from perdure.harness.events import Turn as Turn
+from perdure.harness.events import UsageChanged as UsageChanged
+
+__all__ = [
+    "Blocked",
+    "BlockedTask",
+    "EntryAppended",
+    "Event",
+    "Events",
+    "InboxChanged",
+    "MessageDelta",
+    "MessageEnd",
+    "MessageStart",
+    "Retry",
+    "RunEnd",
+    "RunStart",
+    "Snapshot",
+    "ToolEnd",
+    "ToolStart",
+    "ToolUpdate",
+    "Turn",
+    "UsageChanged",
+]
