@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from msgspec import structs
 from task_world import ROOT, World, settle, until
 
 from perdure.kernel.errors import NotFound, SessionClosed
-from perdure.kernel.records import Aborted, Completed, Failed, Faulted, Outcome, Running, TaskRecord
+from perdure.kernel.records import Aborted, Completed, Failed, Faulted, Orphaned, Outcome, Running, TaskRecord
 from perdure.kernel.transaction import Transaction
 from perdure.tasks import InvalidMove, Next, NotStopped, OwnerEnded, Run, RunEnded, Task
 
@@ -469,8 +470,6 @@ class TestOrder:
             await settle()
             await world.crash()
         # A store in which only the owner's own mark was committed.
-        from msgspec import structs
-
         tasks = world.storage._contents.tasks
         tasks[owner] = structs.replace(tasks[owner], abort_requested=True, abort_reason="stop")
         async with world.open(Handled, resume=False):
@@ -484,6 +483,44 @@ class TestOrder:
             assert [line for line in log if "handles" in line] == [
                 f"{name} handles 0" for name in ("grandchild", "child", "owner")
             ]
+
+    async def test_T32_an_owed_mark_settles_nothing_for_lack_of_code_before_anything_may_run(
+        self, world: World, log
+    ) -> None:
+        async with world.open(Handled):
+            owner = await world.create(Handled, "owner")
+            await world.create(Handled, "child", owner=owner)
+            await settle()
+            await world.crash()
+        tasks = world.storage._contents.tasks
+        tasks[owner] = structs.replace(tasks[owner], abort_requested=True, abort_reason="stop")
+        async with world.open(resume=False):
+            await settle()
+            child = record_of(world, "child")
+            assert (child.status, child.abort_requested) == ("pending", True)
+            world.runtime.resume()
+            await until(lambda: not record_of(world, "owner").live)
+            assert outcome_of(world, "child") == Orphaned("missing_task")
+            assert outcome_of(world, "owner") == Orphaned("missing_task")
+
+    async def test_K62_a_task_aborted_before_its_creation_has_settled_never_runs(self, world: World, log) -> None:
+        async with world.open(Hang):
+
+            async def create() -> int:
+                async with world.session.commit() as tx:
+                    await settle()
+                    return tx.create_task(Hang, "a", conversation=ROOT).id
+
+            async def abort() -> None:
+                async with world.session.commit() as tx:
+                    (record,) = tx.live_tasks()
+                    assert record.id not in world.session.live.settled
+                    tx.put_task(structs.replace(record, abort_requested=True))
+
+            await asyncio.gather(create(), abort())
+            await world.runtime.idle()
+            assert outcome_of(world, "a") == Aborted("aborted")
+            assert log == []
 
     async def test_T35_a_crash_after_the_mark_loses_nothing(self, world: World, log) -> None:
         Handled.gates["child"] = asyncio.Event()
@@ -507,7 +544,7 @@ class TestOrder:
 
 
 class Deaf(Task[str, str], kind="t.deaf"):
-    """Ignores being cancelled until its gate is open."""
+    """Ignores being cancelled, once, until its gate is open."""
 
     gate: asyncio.Event
 
@@ -516,11 +553,10 @@ class Deaf(Task[str, str], kind="t.deaf"):
         return Next("")
 
     async def deep_inside(self) -> None:
-        while not self.gate.is_set():
-            try:
+        for _ in range(2):
+            with suppress(asyncio.CancelledError):
                 await self.gate.wait()
-            except asyncio.CancelledError:
-                continue
+                return
 
 
 class TestDeafCode:

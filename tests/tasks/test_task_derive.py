@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from perdure.kernel.errors import InvalidTransition
 from perdure.kernel.records import (
     Aborted,
     Completed,
@@ -430,3 +431,25 @@ def test_began_keeps_what_was_waited_for() -> None:
     assert began(waited, 9).state == Running(phase="p", on=(3, 4), timed_out=True)
     assert began(waited, 9).started_at == 9
     assert began(structs.replace(waited, started_at=2), 9).started_at == 2
+
+
+def test_T72_a_waiting_owner_stays_as_it_is_until_its_work_has_ended() -> None:
+    for kind in ("t.handler", "t.plain"):
+        host = FakeHost()
+        owner = host.create(kind=kind)
+        child = host.create(owner=owner, kind="t.handler")
+        host.put(owner, state=Waiting(phase="start", on=(child,)))
+        host.abort(owner)
+        assert isinstance(host.live[owner].state, Waiting)
+        host.stopped(child)
+        assert isinstance(host.live[owner].state, Waiting)
+        host.decide(child, Aborted("x"))
+        state = host.every[owner].state
+        assert isinstance(state, Running if kind == "t.handler" else Terminal)
+
+
+def test_T54_nobody_else_makes_a_task_terminal() -> None:
+    host = FakeHost()
+    id = host.create()
+    with pytest.raises(InvalidTransition, match="T54"):
+        host.put(id, state=Terminal(DONE))

@@ -607,6 +607,15 @@ class TestSleep:
             await world.clock.advance(1)
             assert await world.status(id) == "terminal"
 
+    async def test_T22_what_is_no_longer_due_when_its_commit_comes_is_set_again(self, world: World) -> None:
+        async with world.open(Sleeper):
+            id = await world.create(Sleeper, START + 1000)
+            await settle()
+            await world.runtime._wake_up([id])  # as if the clock had stepped back after the alarm rang
+            assert await world.status(id) == "sleeping"
+            await world.clock.advance(1000)
+            assert await world.status(id) == "terminal"
+
     async def test_T22_a_clock_that_steps_forward_is_noticed_within_a_minute(self, world: World) -> None:
         async with world.open(Sleeper):
             id = await world.create(Sleeper, START + 86_400_000)

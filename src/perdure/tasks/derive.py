@@ -151,34 +151,35 @@ class Derivation:
         unknown = {r.conversation_id for r in tx.changed_tasks.values() if not tree.knows(r.conversation_id)}
         if unknown:
             return self._load_and_derive(tx, unknown)
-        cleanups = self._derive(tx)
-        return self._clean_up(tx, cleanups) if cleanups else None
+        candidate = _Candidate(self._host, tx)
+        self._derive(candidate)
+        return self._clean_up(candidate) if candidate.cleanups else None
 
     async def _load_and_derive(self, tx: Transaction, conversations: set[int]) -> None:
         for id in conversations:
             self._host.tree.add_conversation(id, (await tx.conversation(id)).owner)
-        cleanups = self._derive(tx)
-        if cleanups:
-            await self._clean_up(tx, cleanups)
+        candidate = _Candidate(self._host, tx)
+        self._derive(candidate)
+        await self._clean_up(candidate)
 
-    async def _clean_up(self, tx: Transaction, cleanups: list[Awaitable[None]]) -> None:
+    async def _clean_up(self, candidate: _Candidate) -> None:
         for _ in range(MAX_ROUNDS):
-            if not cleanups:
+            if not candidate.cleanups:
                 return
+            cleanups, candidate.cleanups = candidate.cleanups, []
             for cleanup in cleanups:
                 await cleanup
-            cleanups = self._derive(tx)
+            self._derive(candidate)
         raise InvalidTransition("clean-ups keep ending tasks that need clean-ups")
 
-    def _derive(self, tx: Transaction) -> list[Awaitable[None]]:
-        candidate = _Candidate(self._host, tx)
+    def _derive(self, candidate: _Candidate) -> None:
+        tx = candidate.tx
         for record in list(tx.changed_tasks.values()):
             if self._host.before(record.id) is None and record.live:
                 self._check_place(tx, record)
                 candidate.born(record)
             candidate.todo.append(record.id)
         candidate.run()
-        return candidate.cleanups
 
     def advance(self, tx: Transaction, record: TaskRecord) -> None:
         """Inside a transaction: decide a marked task that may be due; the rest follows as it is staged."""
@@ -231,6 +232,8 @@ class _Candidate:
         self.tx = tx
         self.look = tx.live_task
         self.todo: deque[int] = deque()
+        self.over: set[int] = set()
+        """Tasks that became terminal here."""
         self.cleanups: list[Awaitable[None]] = []
 
     def put(self, record: TaskRecord) -> None:
@@ -261,11 +264,11 @@ class _Candidate:
             if not self.host.tree.owns_live(record.id, self.look):
                 self.end(record, state.outcome)
         elif isinstance(state, Terminal):
-            before = self.host.before(record.id)
-            if self.host.tree.owns_live(record.id, self.look):
-                raise InvalidTransition(f"task {record.id} cannot be terminal: work it owns is live (rule T54)")
-            if before is not None:
-                self.ended(record, state.outcome)
+            if record.id not in self.over:
+                raise InvalidTransition(
+                    f"task {record.id} was put as terminal; put its outcome as completing, and it becomes terminal "
+                    "once the work it owns has ended (rule T54)"
+                )
         elif record.abort_requested:
             self.mark_owned(record)
             self.decide(record)
@@ -279,20 +282,14 @@ class _Candidate:
     def end(self, record: TaskRecord, outcome: Outcome) -> None:
         record = structs.replace(record, state=Terminal(outcome), ended_at=self.tx.at)
         self.tx.put_task(record)
-        self.ended(record, outcome)
-        self.clean_up(record, outcome)
-
-    def ended(self, record: TaskRecord, outcome: Outcome) -> None:
-        """Whoever this task's end may let go on is looked at: its owner, and its waiters."""
-        tree = self.host.tree
-        if not isinstance(outcome, Completed):
-            self.fail_fast(record)
-        if not record.background:
-            above = tree.owner_task(record)
-            if above is not None:
-                self.todo.append(above)
-        for waiter in tree.waiters(record.id, self.look):
+        self.over.add(record.id)
+        # Whoever this may let go on is looked at: its owner, and its waiters.
+        above = self.host.tree.owner_task(record)
+        if above is not None:
+            self.todo.append(above)
+        for waiter in self.host.tree.waiters(record.id, self.look):
             self.todo.append(waiter.id)
+        self.clean_up(record, outcome)
 
     def clean_up(self, record: TaskRecord, outcome: Outcome) -> None:
         """An outcome that the scheduler wrote does its clean-up in the commit that ends the task (T60)."""
