@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import apsw
@@ -15,7 +16,7 @@ from storage_subjects import copy_files
 
 from perdure.kernel.errors import StorageCorrupt, StorageError, StorageFormatError
 from perdure.kernel.storage import FORMAT_VERSION
-from perdure.storage import sqlite_mailbox
+from perdure.storage import sqlite_header, sqlite_mailbox
 from perdure.storage.sqlite import SqliteStorage
 from perdure.storage.sqlite_header import APPLICATION_ID
 from perdure.testing.conformance import Line
@@ -85,6 +86,87 @@ async def test_a_cut_file_is_refused_beside_a_log_that_does_not_hold_the_rest(tm
     again = await opened(crashed)
     assert again.info.seq == line.seq
     await again.storage.close()
+
+
+async def test_a_store_that_its_owner_checkpoints_meanwhile_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K162: its header is ahead of its size for a moment, and the log may begin anew before it is looked at."""
+    path = tmp_path / "store.db"
+    await store(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    pages_in_log = sqlite_header._pages_in_log
+
+    def checkpointed(log: str, page_size: int) -> set[int]:
+        path.write_bytes(whole)
+        return pages_in_log(log, page_size)
+
+    monkeypatch.setattr(sqlite_header, "_pages_in_log", checkpointed)
+    assert sqlite_header.examine(str(path))
+
+
+async def test_a_header_that_speaks_of_four_billion_pages_is_refused(tmp_path: Path) -> None:
+    """K162: at once, and without a list of them."""
+    path = tmp_path / "store.db"
+    await store(path)
+    (tmp_path / "store.db.lock").unlink()
+    whole = bytearray(path.read_bytes())
+    whole[28:32] = b"\xff" * 4
+    path.write_bytes(whole)
+    tracemalloc.start()
+    try:
+        await refused_untouched(path, StorageCorrupt, f"cut to {len(whole)} bytes")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"st\xffre.db"), "x" * 250 + "/" + "y" * 250])
+async def test_a_path_that_sqlite_cannot_take_is_refused_untouched(name: str, tmp_path: Path) -> None:
+    """The error speaks of the path, not of rights."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    for read_only in (False, True):
+        with pytest.raises(StorageError, match=r"the path of a store is (UTF-8|at most \d+ bytes long)"):
+            await opened(path, read_only=read_only)
+    line = await opened(tmp_path / "store.db")
+    assert isinstance(line.storage, SqliteStorage)
+    with pytest.raises(StorageError, match="the path of a store is"):
+        await line.storage.backup(path, log_id="copy", now=1)
+    await line.storage.close()
+    assert os.listdir(path.parent) == ([] if path.parent != tmp_path else ["store.db", "store.db.lock"])
+
+
+async def test_the_longest_path_that_is_taken_works(tmp_path: Path) -> None:
+    directory = tmp_path / ("d" * 200)
+    directory.mkdir()
+    path = directory / ("s" * (sqlite_header.MAX_PATH - len(str(directory)) - 1))
+    await store(path)
+    sqlite_mailbox.post(path, "signal", 1, now=1)
+    line = await opened(path)
+    assert await line.storage.check() == []
+    await line.storage.close()
+
+
+async def test_what_a_log_belonged_to_is_not_made_anew(tmp_path: Path) -> None:
+    """K161, K187: SQLite would play the log of the lost store into the new one."""
+    path, lost, copy = tmp_path / "store.db", tmp_path / "lost.db", tmp_path / "copy.db"
+    line = await opened(path)
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    copy_files(path, lost)
+    lost.unlink()
+    before = (tmp_path / "lost.db-wal").read_bytes()
+    with pytest.raises(StorageCorrupt, match=r"lost\.db is gone, but its log .*lost\.db-wal is there"):
+        await opened(lost)
+    assert (tmp_path / "lost.db-wal").read_bytes() == before
+    assert not lost.exists()
+    (tmp_path / "copy.db-wal").write_bytes(before)
+    assert isinstance(line.storage, SqliteStorage)
+    with pytest.raises(StorageCorrupt, match=r"copy\.db is gone"):
+        await line.storage.backup(copy, log_id="copy", now=1)
+    assert not copy.exists()
+    await line.storage.close()
 
 
 @pytest.mark.parametrize("text", [b"hello", b"SQLite format 2\x00" + b"x" * 200, b"\x00" * 5000])

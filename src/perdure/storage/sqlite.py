@@ -319,6 +319,7 @@ class SqliteStorage:
             goal = os.path.realpath(target)
             if os.path.lexists(goal):
                 raise StorageError(f"{goal} is there already; copy to a path where nothing is")
+            sqlite_header.examine(goal)
             lock = OwnerLock.take(goal, now=now)
             try:
                 create(goal, copying(link, log_id=log_id), vfs=self._vfs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from pathlib import Path
+from contextlib import suppress
 from threading import Lock
 
 from perdure.kernel.errors import StorageCorrupt, StorageError, StorageFormatError
@@ -17,6 +17,9 @@ from perdure.kernel.storage import FORMAT_VERSION
 
 APPLICATION_ID = 0x50724475
 """Says in the header of an SQLite file that it is ours ("PrDu"); the format version is its user version."""
+
+MAX_PATH = 480
+"""Bytes of a store's path: SQLite takes 511, and the names of the files beside it are longer."""
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER = 100
@@ -32,8 +35,14 @@ file would free every POSIX lock SQLite holds on it in this process, so they are
 def examine(path: str) -> bool:
     """Whether a whole store of our format is at ``path``; False if nothing is.
 
-    Raises StorageFormatError (foreign, newer), StorageCorrupt (empty, truncated), StorageError (unreadable).
+    Raises StorageFormatError (foreign, newer), StorageCorrupt (empty, truncated, lost but for its log), StorageError
+    (unreadable, a path that no store can have).
     """
+    try:
+        if len(path.encode()) > MAX_PATH:
+            raise StorageError(f"{path}: the path of a store is at most {MAX_PATH} bytes long; choose a shorter one")
+    except UnicodeEncodeError:
+        raise StorageError(f"{path!r}: the path of a store is UTF-8, which this is not; rename it") from None
     try:
         with guard:
             found = os.stat(path)
@@ -43,13 +52,19 @@ def examine(path: str) -> bool:
                 return True
             with open(path, "rb") as file:
                 header = file.read(_HEADER)
+        _judge(path, header, found.st_size)
     except FileNotFoundError:
         if os.path.islink(path):
             raise StorageError(f"{path} is a link to nowhere; remove it or restore what it names") from None
+        for log in (f"{path}-wal", f"{path}-journal"):
+            if os.path.exists(log):  # SQLite would play it into whatever is made here
+                raise StorageCorrupt(
+                    f"{path} is gone, but its log {log} is there; put the file back beside it, or remove the log to "
+                    "begin a new store"
+                ) from None
         return False
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error.strerror})") from error
-    _judge(path, header, found.st_size)
     return True
 
 
@@ -98,20 +113,26 @@ def _judge(path: str, header: bytes, size: int) -> None:
     # The page count holds if it was written together with the change counter. A checkpoint writes the header first,
     # so pages that are still to come are all in the write-ahead log.
     if number(24) == number(92) and size < pages * page_size:
-        missing = set(range(size // page_size + 1, pages + 1)) - _pages_in_log(f"{path}-wal", page_size)
-        if missing:
+        logged = _pages_in_log(f"{path}-wal", page_size)
+        # Its owner may be at work. A checkpoint makes the file longer before the log begins anew, so now again:
+        size = os.stat(path).st_size
+        missing = next((page for page in range(size // page_size + 1, pages + 1) if page not in logged), None)
+        if missing is not None:
             raise StorageCorrupt(
-                f"{path} was cut to {size} bytes of {pages * page_size}: page {min(missing)} is missing; "
+                f"{path} was cut to {size} bytes of {pages * page_size}: page {missing} is missing; "
                 "restore it from a backup"
             )
 
 
 def _pages_in_log(path: str, page_size: int) -> set[int]:
     """The pages a write-ahead log holds, by its frame headers."""
-    try:
-        log = Path(path).read_bytes()
-    except FileNotFoundError:
-        return set()
-    salts = log[16:24]
-    starts = range(_WAL_HEADER, len(log) - _FRAME_HEADER - page_size + 1, _FRAME_HEADER + page_size)
-    return {int.from_bytes(log[at : at + 4], "big") for at in starts if log[at + 8 : at + 16] == salts}
+    found: set[int] = set()
+    with suppress(FileNotFoundError), open(path, "rb") as log:
+        frames = (os.fstat(log.fileno()).st_size - _WAL_HEADER) // (_FRAME_HEADER + page_size)
+        salts = log.read(_WAL_HEADER)[16:24]
+        for _ in range(frames):
+            frame = log.read(_FRAME_HEADER)
+            if frame[8:16] == salts:
+                found.add(int.from_bytes(frame[:4], "big"))
+            log.seek(page_size, os.SEEK_CUR)
+    return found
