@@ -36,6 +36,9 @@ class HeldStorage(MemoryStorage):
         """Every commit handed over, settled or not."""
         self.closes = 0
         self.read_gate: asyncio.Event | None = None
+        """What reads wait for before they read."""
+        self.late_gate: asyncio.Event | None = None
+        """What reads wait for once they have read, like an answer that is long on its way."""
         self.read_error: Exception | None = None
         self._holding = False
         self._refusal: Exception | None = None
@@ -91,7 +94,11 @@ class HeldStorage(MemoryStorage):
                 await self.read_gate.wait()
             if self.read_error is not None:
                 raise self.read_error
-            return await read(*args, **options)
+            late_gate = self.late_gate
+            found = await read(*args, **options)
+            if late_gate is not None:
+                await late_gate.wait()
+            return found
 
         return counted
 

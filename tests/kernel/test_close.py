@@ -78,6 +78,26 @@ async def test_a_close_seals_admission() -> None:
     assert session.failed is None
 
 
+async def test_a_turn_handed_over_as_the_session_closes_begins_no_block() -> None:
+    """Rule K81: the next in line has its turn, and has not run yet."""
+    session = await Session.start(HeldStorage())
+    entered: list[int] = []
+
+    async def write(n: int) -> None:
+        async with session.commit() as tx:
+            entered.append(n)
+            (await tx.draft(Tally)).n = n
+
+    async with session.commit():
+        waiting = begin(write(1))
+        await rest()
+        closing = begin(session.close())
+    await closing
+    with pytest.raises(SessionClosed):
+        await waiting
+    assert entered == []
+
+
 async def test_a_block_that_is_open_at_a_close_is_rolled_back_however_late_it_leaves() -> None:
     """Rule K81: also where it writes without reading any more."""
     storage = HeldStorage()

@@ -419,10 +419,10 @@ async def test_a_slow_read_of_a_place_not_yet_made_does_not_hide_what_is_made_th
     of; later readers and writers see what was written."""
     storage = HeldStorage()
     async with Session.open(storage, document_retention_ms=0) as session:
-        storage.read_gate = gate = asyncio.Event()
+        storage.late_gate = gate = asyncio.Event()
         early = begin(session.snapshot(Job, conversation=2))
         await rest()
-        storage.read_gate = None
+        storage.late_gate = None
         async with session.commit() as tx:
             place = tx.create_conversation(owner=None).id
             assert place == 2
@@ -430,7 +430,7 @@ async def test_a_slow_read_of_a_place_not_yet_made_does_not_hide_what_is_made_th
             tx.append(Note(), conversation=place)
         await tally(session, 1)
         gate.set()
-        await early
+        assert there(await early).n == 1
         assert there(await session.snapshot(Job, conversation=place)).n == 1
         await job(session, place, 2)
         assert there(await session.snapshot(Job, conversation=place)).n == 2

@@ -196,6 +196,30 @@ async def test_a_watch_at_retention_zero_is_not_left_behind() -> None:
             await attaching.__aexit__(None, None, None)
 
 
+async def test_a_document_let_go_of_between_its_reading_and_its_use_is_read_again() -> None:
+    """Rules K114 and K124: in whatever moment of an attachment, or of a draft, that happens."""
+    for turns in range(12):
+        for drafting in (False, True):
+            storage = HeldStorage()
+            async with Session.open(storage, document_retention_ms=0) as session:
+                await tally(session, 1)
+                storage.read_gate = asyncio.Event()
+                attaching = session.watch(Tally, context=Context())
+                work = begin(attaching.__aenter__()) if not drafting else begin(tally(session, 2))
+                await rest()
+                storage.read_gate.set()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                session.documents.sweep()
+                watch = await work
+                await tally(session, 3)
+                if watch is not None:
+                    async with asyncio.timeout(5):
+                        assert [(await anext(watch)).value.n for _ in range(2)] == [1, 3]
+                    await attaching.__aexit__(None, None, None)
+                assert there(await session.snapshot(Tally)).n == 3
+
+
 async def label(session: Session, key: str) -> None:
     async with session.commit() as tx:
         (await tx.draft(Label, key=key)).n += 1

@@ -1,4 +1,4 @@
-"""A session against a model in plain Python: documents, entries, forks, tasks, requests; rolled back, raced, crashed and
+"""A session against a model in plain Python: documents, entries, forks, tasks, requests; rolled back, raced, crashed,
 reopened (rules K1, K23, K43, K45, K60, K61, K64, K99, K111 to K113, K115, K118 to K120, K122, K130)."""
 
 from __future__ import annotations

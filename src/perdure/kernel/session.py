@@ -205,13 +205,16 @@ class Session(SettledReads):
         gives the same report.
         """
         self._line.check_outside()
+        return await bounded(asyncio.shield(self._begin_close()), context)
+
+    def _begin_close(self) -> asyncio.Future[CloseReport]:
         if self._closed is None:
+            self.closing = True
+            self._line.fail(SessionClosed("the session is closing; nothing new is admitted"))
             self._closed = asyncio.ensure_future(self._close())
-        return await bounded(asyncio.shield(self._closed), context)
+        return self._closed
 
     async def _close(self) -> CloseReport:
-        self.closing = True
-        self._line.fail(SessionClosed("the session is closing; nothing new is admitted"))
         stragglers: list[Straggler] = []
         for stop in reversed(self._stoppers):
             try:
@@ -281,8 +284,7 @@ class Session(SettledReads):
                 observe(cause)
             except Exception as error:  # the others must hear of it too
                 self.report(Report(type="observer_failed", message="an observer of failures raised", error=error))
-        if self._closed is None:
-            self._closed = asyncio.ensure_future(self._close())
+        self._begin_close()
 
     def report(self, report: Report) -> None:
         deliver(report, self._on_report)
