@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 
 from perdure.kernel.errors import StorageError
-from perdure.storage.sqlite_schema import explained
+from perdure.storage.sqlite_schema import explained, roll_back
 
 _PAGES_A_STEP = 1000
 
@@ -64,8 +64,7 @@ def copying(source: apsw.Connection, *, log_id: str) -> Callable[[apsw.Connectio
                 while not backup.done:
                     backup.step(_PAGES_A_STEP)
         finally:
-            if source.in_transaction:
-                source.execute("ROLLBACK")
+            roll_back(source)
         target.execute("UPDATE meta SET log_id = ?", (log_id,))
 
     return fill

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 import apsw
 import msgspec
 
-from perdure.kernel.errors import StorageCorrupt, StorageError
+from perdure.kernel.errors import InvalidRead, StorageCorrupt, StorageError
 from perdure.kernel.records import (
     Address,
     ConversationRecord,
@@ -23,7 +23,7 @@ from perdure.kernel.records import (
 )
 from perdure.kernel.storage import ANY, Anything, Mail, MailReply, Order, Segment, StoredDocument, StoreInfo
 from perdure.storage.rules import MAX_ID, as_of, lineage_of, no_history, no_mail, ranges
-from perdure.storage.sqlite_schema import Link, connect, explained
+from perdure.storage.sqlite_schema import Link, connect, explained, roll_back
 from perdure.storage.sqlite_writer import read_info
 
 T = TypeVar("T")
@@ -82,57 +82,48 @@ class Reader:
     def run(self, read: Callable[[Reader], T]) -> tuple[int, T]:
         """Do ``read`` in one transaction, and tell the commit it saw."""
         for _ in range(_STILL_ATTEMPTS):
-            face = self._connect()
-            assert self._link is not None
-            assert self._cursor is not None
+            face = self._look()
             try:
-                self._cursor.execute("BEGIN")
-                try:
-                    seq = self._cursor.execute("SELECT seq FROM meta").get
-                    value = read(self)
-                finally:
-                    if self._link.in_transaction:  # an error may have ended it
-                        self._cursor.execute("ROLLBACK")
-            except apsw.Error as error:
+                found = self._attempt(face, read)
+            except (apsw.Error, StorageError) as error:
                 if face == self._look():
                     raise explained(error, self._path, "read") from error
+            except (OverflowError, UnicodeEncodeError) as error:
+                raise InvalidRead(f"what was looked for is nothing a record can have ({error})") from error
             except msgspec.MsgspecError as error:
                 raise StorageCorrupt(f"{self._path} holds a record that is not one ({error})") from error
             else:
                 if face == self._look():
-                    assert isinstance(seq, int)
-                    return seq, value
+                    return found
         raise StorageError(f"{self._path} is opened and closed by others again and again; try later")
+
+    def _attempt(self, face: tuple[object, ...] | None, read: Callable[[Reader], T]) -> tuple[int, T]:
+        if self._link is None or face != self._face:
+            self.close()
+            self._link = connect(self._path, "read" if self._live else quietly(self._path), vfs=self._vfs)
+            self._cursor = self._link.cursor()
+            self._face = face
+        assert self._cursor is not None
+        self._cursor.execute("BEGIN")
+        try:
+            seq = self._cursor.execute("SELECT seq FROM meta").get
+            assert isinstance(seq, int)
+            return seq, read(self)
+        finally:
+            roll_back(self._link)
 
     def close(self) -> None:
         link, self._link, self._cursor = self._link, None, None
         if link is not None:
             link.close()
 
-    def _connect(self) -> tuple[object, ...] | None:
-        """A connection that fits how the store is now.
+    def _look(self) -> tuple[object, ...] | None:
+        """What tells that the connection no longer fits how the store is; None where this process owns it.
 
         A file without a log is opened as one that nobody writes to, so that looking at it makes no files; then
         nothing says that somebody began to write after all but the file's own face and a log beside it.
         """
-        face = self._look()
-        if self._link is None or face != self._face:
-            self.close()
-            self._link = connect(self._path, "read" if self._live else quietly(self._path), vfs=self._vfs)
-            self._cursor = self._link.cursor()
-            self._face = face
-        return face
-
-    def _look(self) -> tuple[object, ...] | None:
-        if self._live:
-            return None
-        if os.path.exists(f"{self._path}-wal"):
-            return (True,)
-        try:
-            found = os.stat(self._path)
-        except FileNotFoundError:
-            raise StorageError(f"{self._path} is gone") from None
-        return (False, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return None if self._live else face(self._path)
 
     def _rows(self, sql: str, values: Sequence[object]) -> Iterable[tuple[bytes, ...]]:
         assert self._cursor is not None, "reads go through run()"
@@ -242,6 +233,17 @@ class Reader:
         """The id of the newest request without an answer; 0 if none waits."""
         assert self._cursor is not None
         return self._cursor.execute("SELECT max(id) FROM mailbox WHERE answered_seq IS NULL").get or 0  # pyright: ignore[reportReturnType]
+
+
+def face(path: str) -> tuple[object, ...]:
+    """How a store looks from outside. Without a log, it changes with every change of the store."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise StorageError(f"{path} is gone") from None
+    if os.path.exists(f"{path}-wal"):
+        return (found.st_dev, found.st_ino)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def quietly(path: str) -> Literal["read", "still"]:

@@ -10,6 +10,7 @@ integer milliseconds, ids are rowids.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Literal
 from urllib.parse import quote
 
@@ -182,6 +183,14 @@ def build(link: apsw.Connection, *, log_id: str, next_id: int, now: int) -> None
         link.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}")
         link.execute(TABLES)
         link.execute("INSERT INTO meta VALUES (1, ?, ?, 0, '', 0, ?, ?)", (FORMAT_VERSION, log_id, next_id, now))
+
+
+def roll_back(link: apsw.Connection) -> None:
+    """End the transaction, if there is one. If that fails it says nothing: what made it necessary is the error, or
+    what follows will tell (rule K186)."""
+    with suppress(apsw.Error):
+        if link.in_transaction:
+            link.execute("ROLLBACK")
 
 
 def explained(error: BaseException, path: str, doing: str) -> StorageError:

@@ -13,6 +13,7 @@ import msgspec
 from perdure.kernel.records import EntryRecord
 from perdure.kernel.storage import SizeReport
 from perdure.storage.sqlite_rows import TABLES, row_of
+from perdure.storage.sqlite_schema import roll_back
 
 _MOST_FINDINGS = 100
 _STRAY = "WHERE seq > ? OR document_id NOT IN (SELECT id FROM documents)"
@@ -32,8 +33,7 @@ def check(link: apsw.Connection) -> list[str]:
     except (apsw.CorruptError, apsw.NotADBError) as error:
         found.append(f"pages: {error}")
     finally:
-        if link.in_transaction:
-            link.execute("ROLLBACK")
+        roll_back(link)
     return found[:_MOST_FINDINGS]
 
 

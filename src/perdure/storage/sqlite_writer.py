@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from itertools import chain
 from typing import cast
 
@@ -22,7 +21,7 @@ from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
 from perdure.kernel.storage import Batch, StoreInfo
 from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
 from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
-from perdure.storage.sqlite_schema import BUSY_MS, Link, explained
+from perdure.storage.sqlite_schema import BUSY_MS, Link, explained, roll_back
 from perdure.storage.worker import Worker, tell
 
 MAX_GROUP = 256
@@ -125,7 +124,7 @@ def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> Sto
         cursor.execute("UPDATE meta SET epoch = ?, writer = ?", (mine, writer))
         cursor.execute("COMMIT")
     except BaseException:
-        _roll_back(link)
+        roll_back(link)
         raise
     return msgspec.structs.replace(stored, epoch=mine, writer=writer)
 
@@ -144,13 +143,6 @@ def read_info(link: Link, path: str, *, read_only: bool) -> StoreInfo:
         next_id=next_id,
         read_only=read_only,
     )
-
-
-def _roll_back(link: Link) -> None:
-    # What made this necessary is the error; a rollback that fails too must not stand before it (rule K186).
-    with suppress(apsw.Error):
-        if link.in_transaction:
-            link.execute("ROLLBACK")
 
 
 class Writer:
@@ -297,7 +289,7 @@ class Writer:
                 cursor.execute(_FORGET, (KEPT_ANSWERS,))
             cursor.execute("COMMIT")
         except BaseException:
-            _roll_back(link)
+            roll_back(link)
             raise
 
     def _superseded(self, first: _Commit) -> StorageError:
