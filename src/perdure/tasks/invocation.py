@@ -86,8 +86,9 @@ class Invocation:
         try:
             while self._host.running and not self.stopping:
                 record = session.live.settled.get(self.id)
-                if record is None or not isinstance(record.state, Running) or record.abort_requested != self.aborting:
+                if record is None or not isinstance(record.state, Running):
                     return
+                assert record.abort_requested == self.aborting, "a run whose task is marked was asked to stop"
                 fit = self._host.resolve(record)
                 if isinstance(fit, Blocked):
                     await self._stand_down(record, fit)
