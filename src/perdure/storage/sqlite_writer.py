@@ -195,7 +195,12 @@ class Writer:
         return future
 
     async def settled(self, seq: int) -> None:
-        """Wait until commit ``seq``, which a reader has seen stored, is settled for everybody here (rule K61)."""
+        """Wait until commit ``seq``, which a reader has seen stored, is settled for everybody here (rule K61).
+
+        Raises StaleEpochError if it is nobody's here: another writer stored it, and it would never settle.
+        """
+        if seq > self._seq:
+            raise await self._worker.call(lambda: self._superseded(seq))
         while seq > self._settled_seq and not self._over:
             await asyncio.wait([self._settling])
 
@@ -256,6 +261,7 @@ class Writer:
 
     def _store(self, group: list[_Commit]) -> None:
         link, cursor = self._link, self._cursor
+        link.check_place()
         first, last = group[0], group[-1]
         flushing = self._flush and not all(commit.progress for commit in group)
         if flushing is not self._flushing:
@@ -267,7 +273,7 @@ class Writer:
             mine = self._opening
             cursor.execute(_ADVANCE, (last.seq, last.next_id, last.at, mine.epoch, mine.writer, first.seq - 1))
             if link.changes() != 1:
-                raise self._superseded(first)
+                raise self._superseded(first.seq)
             if len(group) == 1:
                 tables = first.tables
                 reclaim, replies = first.reclaim, first.replies
@@ -292,14 +298,14 @@ class Writer:
             roll_back(link)
             raise
 
-    def _superseded(self, first: _Commit) -> StorageError:
-        """Why the row of the last commit was not as this writer left it."""
+    def _superseded(self, seq: int) -> StorageError:
+        """Why the row of the last commit is not as this writer left it; ``seq`` is the commit that shows it."""
         mine, stored = self._opening, read_info(self._link, self._path, read_only=False)
         if (stored.epoch, stored.writer) != (mine.epoch, mine.writer):
             return StaleEpochError(
                 mine=mine.epoch, my_writer=mine.writer, stored=stored.epoch, stored_writer=stored.writer
             )
-        return StorageError(f"{self._path}: commit {first.seq} does not follow the stored commit {stored.seq}")
+        return StorageError(f"{self._path}: commit {seq} does not go with the stored commit {stored.seq}")
 
     def _note_log(self, link: apsw.Connection, name: str, pages: int) -> int:
         self._log_pages = pages
