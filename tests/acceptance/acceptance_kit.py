@@ -30,6 +30,7 @@ from perdure import (
     Run,
     Session,
     SqliteStorage,
+    StorageError,
     Task,
     field,
     tool,
@@ -406,5 +407,13 @@ PARTS = (
 PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker, reader)}
 
 
+async def main(program: str, folder: str, options: str) -> None:
+    try:
+        await PROGRAMS[program](Path(folder), **json.loads(options))
+    except StorageError as error:
+        # Raised by opening: whoever started this wants to know.
+        tell(refused=type(error).__name__, words=str(error))
+
+
 if __name__ == "__main__":
-    asyncio.run(PROGRAMS[sys.argv[1]](Path(sys.argv[2]), **json.loads(sys.argv[3])))
+    asyncio.run(main(*sys.argv[1:]))
