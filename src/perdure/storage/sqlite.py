@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -43,13 +44,16 @@ from perdure.storage import sqlite_header, sqlite_upkeep
 from perdure.storage.lock import OwnerLock
 from perdure.storage.rules import FIRST_ID, check_limit
 from perdure.storage.sqlite_create import clear, copying, create
-from perdure.storage.sqlite_reads import Reader, quietly
+from perdure.storage.sqlite_reads import Reader, face, quietly
 from perdure.storage.sqlite_schema import Link, build, connect, explained
 from perdure.storage.sqlite_writer import Writer, raise_fence
 from perdure.storage.worker import Worker, finish
 
 T = TypeVar("T")
 Durability: TypeAlias = Literal["power", "process"]
+
+_STEPS = 100_000
+"""Instructions of SQLite between two looks whether the store is being closed: some milliseconds."""
 
 MAIL_POLL_SECONDS = 0.15
 """How often an open store looks for mail, so that it is folded in within 250 ms (rule K74)."""
@@ -89,7 +93,6 @@ class SqliteStorage:
         self._opening: _Opening | None = None
         # Any: the work beside is of every kind, and nobody looks at its results here.
         self._beside: set[asyncio.Future[Any]] = set()
-        self._beside_links: set[Link] = set()
         self._on_mail: Callable[[], None] | None = None
         self._newest_mail = 0
         self._poll: asyncio.TimerHandle | None = None
@@ -101,8 +104,8 @@ class SqliteStorage:
     ) -> StoreInfo:
         if self._state != "closed":
             raise StorageBusy(f"this SqliteStorage of {self.path} is {self._state} already")
-        self._state = "opening"
         opening = _Opening(Worker("perdure-read"), Reader(self.path, vfs=self._vfs, live=not read_only))
+        self._state = "opening"
         try:
             if read_only:
                 info = await finish(opening.reading.call(partial(self._look, opening)))
@@ -113,8 +116,11 @@ class SqliteStorage:
                 assert opening.link is not None
                 opening.writer = Writer(self.path, opening.link, opening.writing, info, flush=self._flush)
         except BaseException:
-            await finish(asyncio.ensure_future(self._release(opening)))
-            self._state = "closed"
+            try:
+                with suppress(StorageError):  # why it could not be opened is the error
+                    await finish(asyncio.ensure_future(self._release(opening)))
+            finally:
+                self._state = "closed"
             raise
         self._opening = opening
         self._state = "open"
@@ -166,17 +172,17 @@ class SqliteStorage:
 
     async def _release(self, opening: _Opening) -> None:
         """Let what was accepted settle, close the connections, the writer's last, and free the lock."""
-        for link in list(self._beside_links):
-            link.interrupt()
         if self._beside:
             await asyncio.wait(self._beside)
-        await opening.reading.call(opening.reader.close)
-        opening.reading.stop()
-        if opening.writing is not None:
-            try:
-                await opening.writing.call(partial(_disown, opening, self.path))
-            finally:
-                opening.writing.stop()
+        try:
+            await opening.reading.call(opening.reader.close)
+        finally:
+            opening.reading.stop()
+            if opening.writing is not None:
+                try:
+                    await opening.writing.call(partial(_disown, opening, self.path))
+                finally:
+                    opening.writing.stop()
 
     def _open(self) -> _Opening:
         if self._opening is None or self._state != "open":
@@ -287,11 +293,11 @@ class SqliteStorage:
     def _note_mail(self, looking: asyncio.Future[tuple[int, int]]) -> None:
         if self._state != "open" or self._on_mail is None or looking.cancelled():
             return
-        if looking.exception() is None:  # a store that cannot be read says so to whoever reads it
-            newest = looking.result()[1]
-            if newest > self._newest_mail:
-                self._newest_mail = newest
-                self._on_mail()
+        if looking.exception() is not None:
+            self._on_mail()  # whoever reads the mail now meets the error
+        elif (newest := looking.result()[1]) > self._newest_mail:
+            self._newest_mail = newest
+            self._on_mail()
         self._stop_polling()
         self._poll = looking.get_loop().call_later(MAIL_POLL_SECONDS, self._look_for_mail)
 
@@ -303,10 +309,15 @@ class SqliteStorage:
     # --- upkeep ----------------------------------------------------------------------------------------------
 
     async def check(self) -> list[str]:
-        return await self._work_beside("checked", sqlite_upkeep.check)
+        def look(link: Link, go_on: Callable[[], None]) -> list[str]:
+            found = sqlite_upkeep.check(link)
+            go_on()  # or what was found may be what somebody was writing
+            return found
+
+        return await self._work_beside("checked", look)
 
     async def size(self) -> SizeReport:
-        return await self._work_beside("measured", lambda link: sqlite_upkeep.measure(link, self.path))
+        return await self._work_beside("measured", lambda link, _: sqlite_upkeep.measure(link, self.path))
 
     async def backup(self, target: str | os.PathLike[str], *, log_id: str, now: int) -> None:
         """Copy the store as of one commit into a new file, while it is in use (rules K29, K184).
@@ -315,36 +326,51 @@ class SqliteStorage:
         something is at ``target`` or the copy cannot be made; nothing is left there then.
         """
 
-        def copy(link: Link) -> None:
+        def copy(link: Link, go_on: Callable[[], None]) -> None:
             goal = os.path.realpath(target)
             if os.path.lexists(goal):
                 raise StorageError(f"{goal} is there already; copy to a path where nothing is")
             sqlite_header.examine(goal)
             lock = OwnerLock.take(goal, now=now)
             try:
-                create(goal, copying(link, log_id=log_id), vfs=self._vfs)
+                create(goal, copying(link, log_id=log_id, go_on=go_on), vfs=self._vfs)
             finally:
                 lock.release()
 
         await self._work_beside("copied", copy)
 
-    async def _work_beside(self, doing: str, work: Callable[[Link], T]) -> T:
-        """Do something long on a thread and a connection of its own; closing the store interrupts it."""
+    async def _work_beside(self, doing: str, work: Callable[[Link, Callable[[], None]], T]) -> T:
+        """Do something long on a thread and a connection of its own; closing the store ends it.
+
+        ``work`` gets the connection, and what raises if it is not to go on: the store is being closed, or another
+        process has begun to write to one that is only looked at.
+        """
         opening = self._open()
         worker = Worker("perdure-beside")
 
         def run() -> T:
+            seen = None if opening.link is not None else face(self.path)
+
+            def go_on() -> None:
+                self._open()
+                if seen is not None and face(self.path) != seen:
+                    raise StorageError(
+                        f"{self.path} could not be {doing}: it was opened by others meanwhile; try again"
+                    )
+
             try:
                 link = connect(self.path, "read" if opening.writer else quietly(self.path), vfs=self._vfs)
                 try:
-                    self._beside_links.add(link)
-                    self._open()  # closing interrupts what it finds here, and nothing begins after that
-                    return work(link)
+                    if opening.link is not None:
+                        opening.link.check_place()
+                    link.set_progress_handler(lambda: self._state != "open", _STEPS)
+                    value = work(link, go_on)
                 finally:
-                    self._beside_links.discard(link)
                     link.close()
             except (apsw.Error, OSError) as error:
+                go_on()
                 raise explained(error, self.path, doing) from error
+            return value
 
         future = worker.call(run)
         worker.stop()

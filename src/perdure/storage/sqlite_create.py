@@ -53,8 +53,11 @@ def clear(path: str) -> None:
             os.unlink(f"{path}.creating{suffix}")
 
 
-def copying(source: apsw.Connection, *, log_id: str) -> Callable[[apsw.Connection], None]:
-    """A ``fill`` that copies a store as it is at one moment, while it is in use, and gives it another log id."""
+def copying(source: apsw.Connection, *, log_id: str, go_on: Callable[[], None]) -> Callable[[apsw.Connection], None]:
+    """A ``fill`` that copies a store as it is at one moment, while it is in use, and gives it another log id.
+
+    ``go_on`` is called between two steps and after the last, and raises if the copy is not to be.
+    """
 
     def fill(target: apsw.Connection) -> None:
         # One read transaction around all steps: a copy of one commit, and never begun anew because of a writer.
@@ -63,6 +66,7 @@ def copying(source: apsw.Connection, *, log_id: str) -> Callable[[apsw.Connectio
             with target.backup("main", source, "main") as backup:
                 while not backup.done:
                     backup.step(_PAGES_A_STEP)
+                    go_on()
         finally:
             roll_back(source)
         target.execute("UPDATE meta SET log_id = ?", (log_id,))

@@ -124,15 +124,29 @@ class Link(apsw.Connection):
     """A connection to a store. While it is open, nothing in this process reads the file past SQLite."""
 
     def __init__(self, path: str, flags: int, vfs: str | None, *, name: str) -> None:
+        self._path = path
+        self._open = True
         with guard:
-            found = os.stat(path)
-            self._key: tuple[int, int] | None = (found.st_dev, found.st_ino)
-            in_use[self._key] += 1
+            self.file = _identity(path)
+            """Which file it is a connection to."""
+            in_use[self.file] += 1
         try:
             super().__init__(name, flags=flags, vfs=vfs)
         except BaseException:
             self._forget()
             raise
+
+    def check_place(self) -> None:
+        """Raise StorageError unless the path still names this file: what is written to another one is lost."""
+        try:
+            there = _identity(self._path)
+        except FileNotFoundError:
+            there = None
+        if there != self.file:
+            raise StorageError(
+                f"{self._path} is no longer the file this store has open: it was moved, replaced or removed; put it "
+                "back, then open the store again"
+            )
 
     def close(self, force: bool = False) -> None:
         super().close(force)
@@ -140,9 +154,14 @@ class Link(apsw.Connection):
 
     def _forget(self) -> None:
         with guard:
-            if self._key is not None:
-                in_use[self._key] -= 1
-                self._key = None
+            if self._open:
+                in_use[self.file] -= 1
+                self._open = False
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def connect(path: str, mode: Literal["write", "read", "still"], *, vfs: str | None = None) -> Link:

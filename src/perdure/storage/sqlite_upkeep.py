@@ -16,7 +16,7 @@ from perdure.storage.sqlite_rows import TABLES, row_of
 from perdure.storage.sqlite_schema import roll_back
 
 _MOST_FINDINGS = 100
-_STRAY = "WHERE seq > ? OR document_id NOT IN (SELECT id FROM documents)"
+_STRAY = "WHERE seq > ? OR document_id NOT IN (SELECT id FROM documents) LIMIT 100"
 _STRAY_BASES = f"SELECT document_id, seq FROM bases {_STRAY}"  # noqa: S608 - a constant
 _STRAY_DELTAS = f"SELECT document_id, seq FROM deltas {_STRAY}"  # noqa: S608 - a constant
 
@@ -59,7 +59,7 @@ def _check_records(link: apsw.Connection, found: list[str]) -> None:
     for sql in (_STRAY_BASES, _STRAY_DELTAS):
         for id, at in link.execute(sql, (seq,)):
             found.append(f"documents: a value of document {id} in commit {at} belongs to no document or no commit")
-    sql = "SELECT id FROM documents d WHERE retired_seq IS NULL AND id NOT IN (SELECT document_id FROM bases)"
+    sql = "SELECT id FROM documents d WHERE retired_seq IS NULL AND id NOT IN (SELECT document_id FROM bases) LIMIT 100"
     found += [f"documents: document {id} has no base" for (id,) in link.execute(sql)]
 
 
