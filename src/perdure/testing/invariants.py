@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, AssistantData, ToolResultData
 from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
@@ -25,7 +25,9 @@ def after_any_crash(records: Records) -> Iterator[str]:
     yield from _references(records)
     yield from _ownership(records)
     for conversation in records.conversations:
+        own = [entry for entry in records.entries if entry.conversation_id == conversation.id]
         yield from _busy(records, conversation.id)
+        yield from _usage(records, conversation.id, own)
 
 
 def at_the_end(records: Records, *, may_live: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -74,6 +76,7 @@ def between(before: Records, after: Records) -> Iterator[str]:
                 check_submission_move(old_submission, new_submission)
             except InvalidTransition as error:
                 yield str(error)
+    yield from _partials(before, after)
 
 
 # --- any moment ------------------------------------------------------------------------------------------------
@@ -165,6 +168,65 @@ def _busy(records: Records, conversation: int) -> Iterator[str]:
     queued = sorted(s.id for s in records.submissions if s.conversation_id == conversation and s.status == "queued")
     if items != queued:
         yield f"conversation {conversation}: queued are {queued}, the inbox holds {items}"
+
+
+def _usage(records: Records, conversation: int, entries: list[EntryRecord]) -> Iterator[str]:
+    """What ``pi.usage`` says is what the entries say: it was added in the commits that wrote them (rule H76)."""
+    totals = cast("dict[str, dict[str, dict[str, Any]]]", records.document("pi.usage", conversation) or {})
+    answers: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for message in (_answer(entry) for entry in entries):
+        if message is not None:
+            model = f"{message.provider}:{message.model}"
+            answers[model] += 1
+            tokens[model] += message.usage.input + message.usage.output
+    models = totals.get("models", {})
+    for model in answers.keys() | models.keys():
+        counted = models.get(model, {"requests": 0, "input": 0, "output": 0})
+        # An attempt that failed before anything came, and is repeated, has no entry.
+        if counted["requests"] < answers[model]:
+            yield f"{answers[model]} answers of {model}, but pi.usage counts {counted['requests']} requests"
+        if counted["input"] + counted["output"] < tokens[model]:
+            yield f"the answers of {model} took {tokens[model]} tokens, more than pi.usage counts: {counted}"
+    results = [entry.data_as(ToolResultData) for entry in entries if entry.kind == TOOL_RESULT]
+    tools = totals.get("tools", {})
+    for tool in {result.name for result in results} | tools.keys():
+        counted = tools.get(tool, {"calls": 0, "usage": {}})
+        used: Counter[str] = Counter()
+        for result in results:
+            if result.name == tool:
+                used.update(cast("dict[str, int]", result.usage))
+        if counted["calls"] != sum(result.name == tool for result in results) or counted["usage"] != used:
+            yield f"pi.usage of {tool} is {counted}, and its results say {dict(used)}"
+
+
+def _answer(entry: EntryRecord) -> AssistantMessage | None:
+    if entry.kind != ASSISTANT:
+        return None
+    last = decode_messages(entry.raw_messages)[-1]
+    return last if isinstance(last, AssistantMessage) else None
+
+
+def _partials(before: Records, after: Records) -> Iterator[str]:
+    """What a request had shown when its process ended is kept as an answer that was aborted (rule H69)."""
+    for conversation in before.conversations:
+        live = cast("dict[str, Any]", before.document("pi.live", conversation.id) or {})
+        partial = live.get("message")
+        if partial is None:
+            continue
+        later = cast("dict[str, Any]", after.document("pi.live", conversation.id) or {})
+        if later.get("message") == partial:
+            continue  # not looked at yet
+        text = "".join(part["text"] for part in partial["content"] if part["type"] == "text")
+        kept = [
+            message.text
+            for entry in after.entries
+            if entry.by_task == partial["task"] and entry.seq > before.info.seq
+            for message in [_answer(entry)]
+            if message is not None and message.stop_reason == "aborted"
+        ]
+        if text not in kept:
+            yield f"conversation {conversation.id} had shown {len(text)} characters of an answer; nothing kept them"
 
 
 # --- the end ---------------------------------------------------------------------------------------------------

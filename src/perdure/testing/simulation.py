@@ -57,14 +57,14 @@ class World:
         """How often each effect took place."""
         self.notes: dict[str, object] = {}
         """Whatever else a scenario's outside world remembers."""
-        self._keys: set[tuple[str, str]] = set()
+        self._keys: set[str] = set()
 
     def apply(self, what: str, key: str | None) -> bool:
         self.attempts[what] += 1
         if key is not None:
-            if (what, key) in self._keys:
+            if key in self._keys:
                 return False
-            self._keys.add((what, key))
+            self._keys.add(key)
         self.effects[what] += 1
         return True
 
@@ -91,7 +91,7 @@ class Host:
     def effect(self, what: str, *, key: str | None = None) -> bool:
         """Something happens outside: ``what`` names it, one name for each thing that is to happen.
 
-        With an idempotency key the outside world does it once for that key; False: it was done already.
+        With an idempotency key the outside world does one thing for that key, ever; False: it has done it already.
         """
         if self.loop.dead:
             raise Killed("a killed process has no effects")

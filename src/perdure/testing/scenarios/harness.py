@@ -19,6 +19,7 @@ from perdure.harness.inbox import input_content
 from perdure.harness.messages import ToolResultMessage, UserMessage, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
+from perdure.harness.settings import RetryPolicy
 from perdure.harness.submission import Submission, Unanswered
 from perdure.harness.tool import AnyTool, ToolResult, tool
 from perdure.kernel.document import Document
@@ -66,6 +67,7 @@ async def open_harness(
     tools: Sequence[AnyTool] = (),
     hooks: Sequence[Hook] = (),
     per_event: float = 0.06,
+    retry: RetryPolicy | None = None,
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
     """A harness on the host with a scripted model (None: without models), and its root conversation."""
 
@@ -77,6 +79,7 @@ async def open_harness(
         host.storage,
         models=model,
         extensions=[Extension("scenario", tools=tools, hooks=hooks)],
+        retry=retry,
         clock=host.clock,
         entropy=host.entropy,
         on_report=host.report,
@@ -264,12 +267,14 @@ def last_user(request: ModelRequest) -> Reply:
 
 
 async def steer(host: Host) -> None:
-    """An input that joins the run after its round of tools: both are answered by one answer."""
+    """Inputs that join the run after its round of tools, in their order: one answer answers them all."""
     async with open_harness(host, last_user, tools=[measure(host)]) as (_, root):
-        first = await root.submit("this", request_id="first")
-        second = await root.submit("that", mode="steer", request_id="second")
-        assert (await first.answer()).text == "this and that"
-        assert (await second.answer()).entry.id == (await first.answer()).entry.id
+        submissions = [await root.submit("this", request_id="this")]
+        for text in ("that", "more"):
+            submissions.append(await root.submit(text, mode="steer", request_id=text))
+        answers = [await submission.answer() for submission in submissions]
+        assert {answer.text for answer in answers} == {"this and that and more"}
+        assert len({answer.entry.id for answer in answers}) == 1
 
 
 async def follow_up(host: Host) -> None:
@@ -286,15 +291,22 @@ async def follow_up(host: Host) -> None:
 
 async def writes(host: Host) -> None:
     """Entries without a call of the model: at once while idle, at the boundary while busy, remarks at any time."""
-    replies = [say("noted"), call("measure", place="here", seconds=2), say("both noted")]
-    async with open_harness(host, replies, tools=[measure(host)]) as (_, root):
-        await (await root.write(Fact(text="The sky is blue."), request_id="fact-1")).wait()
-        await (await root.submit("Is it?", request_id="q1")).answer()
-        busy = await root.submit("And the grass?", request_id="q2")
-        fact = await root.write(Fact(text="The grass is green."), request_id="fact-2")
+
+    def script(request: ModelRequest) -> Reply:
+        said = user_texts(request)
+        if said[-1] == "measure":
+            return call("measure", place="here", seconds=2)
+        return say(" ".join(said))
+
+    async with open_harness(host, script, tools=[measure(host)]) as (_, root):
+        await (await root.write(Fact(text="a"), request_id="a")).wait()
+        assert (await (await root.submit("b", request_id="b")).answer()).text == "a b"
+        busy = await root.submit("measure", request_id="measure")
+        steer = await root.submit("e", mode="steer", request_id="e")
+        facts = [await root.write(Fact(text=text), request_id=text) for text in ("c", "d")]
         await (await root.write(Remark(text="for people"), request_id="remark")).wait()
-        assert (await fact.wait()).status == "done"
-        assert (await busy.answer()).text == "both noted"
+        assert [(await fact.wait()).status for fact in facts] == ["done", "done"]
+        assert (await busy.answer()).text == (await steer.answer()).text == "a b measure c d e"
 
 
 async def reset(host: Host) -> None:
@@ -355,6 +367,21 @@ async def no_model(host: Host) -> None:
     """A harness without models opens, and a run in it ends unanswered."""
     async with open_harness(host, None) as (_, root):
         await ends(await root.submit("Hello?", request_id="hello"), "no_model")
+
+
+class BrokenPolicy(RetryPolicy):
+    """A host's own code, with a mistake in it."""
+
+    def delay(self, retry: int, *, fraction: float, retry_after_ms: int | None = None) -> int | None:
+        raise ZeroDivisionError("on purpose")
+
+
+async def faulted_run(host: Host) -> None:
+    """A run that ends by a mistake in the host's code: its inputs are settled, and the conversation goes on."""
+    replies = {"one": fail("overloaded", partial="I"), "two": say("fine")}
+    async with open_harness(host, replies, retry=BrokenPolicy()) as (_, root):
+        await ends(await root.submit("one", request_id="one"), "faulted")
+        assert (await (await root.submit("two", request_id="two")).answer()).text == "fine"
 
 
 # --- aborts ----------------------------------------------------------------------------------------------------
@@ -478,7 +505,6 @@ def _scenario(
     safe: frozenset[str] = frozenset(),
     unsafe: frozenset[str] = frozenset(),
     tools: frozenset[str] = frozenset(),
-    steady: bool = True,
     reports: frozenset[str] = frozenset(),
     always: Callable[[Records], Iterator[str]] | None = None,
     ends: Callable[[Records], Iterator[str]] | None = None,
@@ -489,8 +515,7 @@ def _scenario(
         program=program,
         safe=safe,
         unsafe=unsafe,
-        rules=Rules(unsafe=tools),
-        steady=steady,
+        rules=Rules(unsafe=tools, unordered=frozenset({Remark.kind})),
         reports=reports,
         always=always,
         ends=ends,
@@ -516,15 +541,16 @@ HARNESS = (
     ),
     _scenario(failing_tools, reports=effects("tool_raised"), ends=every_failure),
     _scenario(hooks, safe=effects("measure northern")),
-    _scenario(steer, safe=_HERE, steady=False),
-    _scenario(follow_up, steady=False),
-    _scenario(writes, safe=_HERE, steady=False),
-    _scenario(reset, safe=_HERE, steady=False),
+    _scenario(steer, safe=_HERE),
+    _scenario(follow_up),
+    _scenario(writes, safe=_HERE),
+    _scenario(reset, safe=_HERE),
     _scenario(retry),
-    _scenario(model_error, steady=False),
+    _scenario(model_error),
     _scenario(retries_end),
     _scenario(no_model),
-    _scenario(abort, safe=_HERE, steady=False),
+    _scenario(faulted_run, reports=effects("task_faulted")),
+    _scenario(abort, safe=_HERE),
     _scenario(fork, name="fork-conversation"),
     _scenario(beside, always=tallied),
     _scenario(watched, safe=_HERE),

@@ -72,7 +72,7 @@ async def phases(host: Host) -> None:
 
     class Work(Task[str, str], kind="app.phases"):
         async def start(self, run: Run[str, str, None]) -> Next[str]:
-            host.effect("first", key=run.idempotency_key)
+            host.effect("first", key=f"first of {run.idempotency_key}")
             async with run.commit() as tx:
                 tx.append(Said(text="first"))
                 return tx.go(self.second, 2)
@@ -80,13 +80,13 @@ async def phases(host: Host) -> None:
         async def second(self, run: Run[str, str, int]) -> Next[str]:
             assert run.checkpoint == 2
             await host.clock.sleep(0.5)
-            host.effect("second", key=run.idempotency_key)
+            host.effect("second", key=f"second of {run.idempotency_key}")
             async with run.commit() as tx:
                 tx.append(Said(text="second"))
                 return tx.go(self.third, "three")
 
         async def third(self, run: Run[str, str, str]) -> Next[str]:
-            host.effect("third", key=run.idempotency_key)
+            host.effect("third", key=f"third of {run.idempotency_key}")
             async with run.commit() as tx:
                 tx.append(Said(text=run.checkpoint))
                 return tx.complete("done")
