@@ -93,3 +93,26 @@ async def test_an_answered_request_takes_no_room_for_its_body(tmp_path: Path, mo
     assert connection.execute("SELECT sum(length(body)) FROM mailbox").get == 0
     connection.close()
     await line.storage.close()
+
+
+async def test_an_answer_costs_the_same_however_many_requests_wait(tmp_path: Path) -> None:
+    """K74: a flood of mail does not slow down what answers it, and every commit with it."""
+    path = tmp_path / "store.db"
+    line = await opened(path)
+    assert isinstance(line.storage, SqliteStorage)
+    assert line.storage._opening is not None
+    assert line.storage._opening.link is not None
+    steps: list[None] = []
+    line.storage._opening.link.set_progress_handler(lambda: bool(steps.append(None)), 100)
+    costs: list[int] = []
+    for answered in (1, 2):
+        connection = apsw.Connection(str(path))
+        with connection:
+            rows = [(b"0",)] * 3000
+            connection.executemany("INSERT INTO mailbox (kind, body, posted_at) VALUES ('signal', ?, 1)", rows)
+        connection.close()
+        steps.clear()
+        await line.commit(line.batch(replies=[MailReply(answered, True, to_raw(None))]))
+        costs.append(len(steps))
+    assert costs[1] <= costs[0] + 2
+    await line.storage.close()

@@ -117,6 +117,7 @@ CREATE TABLE mailbox (
     result BLOB
 ) STRICT;
 CREATE INDEX mailbox_waiting ON mailbox (id) WHERE answered_seq IS NULL;
+CREATE INDEX mailbox_answered ON mailbox (answered_seq, id) WHERE answered_seq IS NOT NULL;
 """
 
 
