@@ -124,9 +124,7 @@ def write_content(entry: Entry, *, head: int | Literal["self"] | None, edits: Se
     for edit in edits:
         if edit.replace != NULL:
             _check_messages(from_raw(edit.replace), f"the edit of entry {edit.entry}")
-    data = cast("JsonValue", msgspec.to_builtins(entry))
-    check_json(data, at=kind)
-    return Content("write", kind, messages, data, head, tuple(edits))
+    return Content("write", kind, messages, entry.to_json(), head, tuple(edits))
 
 
 def reset_content(handoff: str | Sequence[UserPart] | None) -> Content:
