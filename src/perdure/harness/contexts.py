@@ -10,9 +10,12 @@ import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from perdure.harness.context import Messages, ModelContext
+from perdure.harness.documents import ASSISTANT, TOOL_RESULT
 from perdure.harness.prompt import Shown, matters
-from perdure.kernel.records import EntryRecord
+from perdure.kernel.records import NULL, EntryRecord
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Settled
 from perdure.kernel.storage import MAX_SCAN
@@ -21,8 +24,10 @@ from perdure.kernel.transaction import Transaction
 MOST_CONVERSATIONS = 1_000
 MOST_ENTRIES = 200_000
 """Of all conversations together; the one in use stays whatever its size."""
-MOST_PENDING = 10_000
+MOST_PENDING = 1_000
 """Entries a conversation may get between two requests before it is let go of."""
+WITH_DATA = frozenset({ASSISTANT, TOOL_RESULT})
+"""Entries whose data tells the context which results belong to which calls."""
 RETENTION_S = 600.0
 
 
@@ -47,7 +52,8 @@ class _Held:
     def note(self, entry: EntryRecord) -> None:
         if entry.id > self.newest:
             self.newest = entry.id
-            self.pending.append(entry)
+            # A conversation may be written to for weeks and never asked: what no request will need is not kept.
+            self.pending.append(entry if entry.kind in WITH_DATA else structs.replace(entry, raw_data=NULL))
             if matters(entry):
                 self.shown.feed(entry)
 
