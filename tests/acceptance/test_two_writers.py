@@ -236,7 +236,7 @@ async def test_a_writer_of_the_same_epoch_and_another_identity_is_refused(store:
 
 
 async def test_a_superseded_agent_stops_and_none_of_its_work_is_stored(store: Path, tmp_path: Path) -> None:
-    """K62, K64: its tool ended after the fence was raised; the result is refused, waits say why, its code is stopped."""
+    """K62, K64: its tool ended after the fence was raised; the result is refused, and waits say why."""
     gate, reached = asyncio.Event(), asyncio.Event()
 
     @tool(name="work")
