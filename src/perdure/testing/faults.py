@@ -121,7 +121,8 @@ class FaultyStorage:
         delay_seed: str | None = None,
         on_death: Callable[[], None],
     ) -> None:
-        self._inner = inner
+        self.inner = inner
+        """The store itself, as another process would reach it."""
         self._fault = fault
         self._delays = None if delay_seed is None else random.Random(f"delay {delay_seed}")  # noqa: S311
         self._on_death = on_death
@@ -144,7 +145,7 @@ class FaultyStorage:
     async def open(
         self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
     ) -> StoreInfo:
-        info = await self._inner.open(read_only=read_only, epoch=epoch, writer=writer, log_id=log_id, now=now)
+        info = await self.inner.open(read_only=read_only, epoch=epoch, writer=writer, log_id=log_id, now=now)
         self._closed = False
         self.acknowledged = info.seq
         if self._is("after", 0):
@@ -157,11 +158,11 @@ class FaultyStorage:
             await asyncio.wait([self._waiting[-1].future])
         if not self._dead and not self._closed:
             self._closed = True
-            await self._inner.close()
+            await self.inner.close()
 
     def snapshot(self) -> CrashableStorage:
         """The store as it is now, for the next life."""
-        return self._inner.snapshot()
+        return self.inner.snapshot()
 
     def die(self) -> None:
         """From here on nothing settles, and nothing is told."""
@@ -210,7 +211,7 @@ class FaultyStorage:
         if self._broken is not None:
             self._settle(self._broken)
         else:
-            self._inner.commit(commit.batch).add_done_callback(self._on_stored)
+            self.inner.commit(commit.batch).add_done_callback(self._on_stored)
 
     def _on_stored(self, stored: asyncio.Future[None]) -> None:
         if self._dead:
@@ -254,22 +255,22 @@ class FaultyStorage:
         return await read
 
     async def conversation(self, id: int) -> ConversationRecord | None:
-        return await self._reading(self._inner.conversation(id))
+        return await self._reading(self.inner.conversation(id))
 
     async def entry(self, id: int) -> EntryRecord | None:
-        return await self._reading(self._inner.entry(id))
+        return await self._reading(self.inner.entry(id))
 
     async def submission(self, id: int) -> SubmissionRecord | None:
-        return await self._reading(self._inner.submission(id))
+        return await self._reading(self.inner.submission(id))
 
     async def task(self, id: int) -> TaskRecord | None:
-        return await self._reading(self._inner.task(id))
+        return await self._reading(self.inner.task(id))
 
     async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
-        return await self._reading(self._inner.request(conversation_id, request_id))
+        return await self._reading(self.inner.request(conversation_id, request_id))
 
     async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
-        return await self._reading(self._inner.lineage(conversation_id))
+        return await self._reading(self.inner.lineage(conversation_id))
 
     async def entries(
         self,
@@ -280,15 +281,15 @@ class FaultyStorage:
         order: Order = "ascending",
         limit: int = MAX_SCAN,
     ) -> list[EntryRecord]:
-        return await self._reading(self._inner.entries(lineage, first=first, last=last, order=order, limit=limit))
+        return await self._reading(self.inner.entries(lineage, first=first, last=last, order=order, limit=limit))
 
     async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
-        return await self._reading(self._inner.head(lineage, last=last))
+        return await self._reading(self.inner.head(lineage, last=last))
 
     async def conversations(
         self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = MAX_SCAN
     ) -> list[ConversationRecord]:
-        return await self._reading(self._inner.conversations(owner=owner, after=after, limit=limit))
+        return await self._reading(self.inner.conversations(owner=owner, after=after, limit=limit))
 
     async def tasks(
         self,
@@ -299,7 +300,7 @@ class FaultyStorage:
         after: int = 0,
         limit: int = MAX_SCAN,
     ) -> list[TaskRecord]:
-        read = self._inner.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
+        read = self.inner.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
         return await self._reading(read)
 
     async def submissions(
@@ -310,25 +311,25 @@ class FaultyStorage:
         after: int = 0,
         limit: int = MAX_SCAN,
     ) -> list[SubmissionRecord]:
-        read = self._inner.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
+        read = self.inner.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
         return await self._reading(read)
 
     async def documents(self, scope: str, scope_id: int, *, at: int | None = None) -> list[DocumentRecord]:
-        return await self._reading(self._inner.documents(scope, scope_id, at=at))
+        return await self._reading(self.inner.documents(scope, scope_id, at=at))
 
     async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
-        return await self._reading(self._inner.document(address, at=at))
+        return await self._reading(self.inner.document(address, at=at))
 
     async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
-        return await self._reading(self._inner.mail(after=after, limit=limit))
+        return await self._reading(self.inner.mail(after=after, limit=limit))
 
     def on_mail(self, callback: Callable[[], None]) -> None:
-        self._inner.on_mail(callback)
+        self.inner.on_mail(callback)
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 
     async def check(self) -> list[str]:
-        return await self._reading(self._inner.check())
+        return await self._reading(self.inner.check())
 
     async def size(self) -> SizeReport:
-        return await self._reading(self._inner.size())
+        return await self._reading(self.inner.size())

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.testing.scenarios.harness import HARNESS
 from perdure.testing.scenarios.kernel import KERNEL
+from perdure.testing.scenarios.runs import RUNS
 from perdure.testing.scenarios.tasks import TASKS
+from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
 
-SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (*KERNEL, *TASKS, *HARNESS)}
+ALL = (*KERNEL, *TASKS, *RUNS, *TOOLS)
+
+SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in ALL}
+"""By name."""
+
+assert len(SCENARIOS) == len(ALL), "each scenario has a name of its own"

@@ -1,145 +1,39 @@
-"""What the harness promises: runs, tools, the queue, retries, aborts (chapter 3 of the rules).
-
-The models are scripts, so that what they say depends on the request alone; what they are asked takes some virtual
-time, so that partial answers are committed and a kill may come between two of them.
-"""
+"""What runs promise: turns, the queue, failures of models, aborts, forks, mail (chapter 3 of the rules)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from typing import cast
 
-from perdure.harness.conversation import Conversation
-from perdure.harness.documents import TOOL_RESULT, USER, Live
+from perdure.harness.documents import USER, Live
 from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
-from perdure.harness.hooks import Block, Hook, HookCall, after_tool, before_tool
 from perdure.harness.inbox import input_content
-from perdure.harness.messages import ToolResultMessage, UserMessage, decode_messages
+from perdure.harness.messages import ToolResultMessage
 from perdure.harness.model import ModelRequest
-from perdure.harness.registry import Extension
 from perdure.harness.settings import RetryPolicy
-from perdure.harness.submission import Submission, Unanswered
-from perdure.harness.tool import AnyTool, ToolResult, tool
+from perdure.harness.tool import tool
 from perdure.kernel.document import Document
-from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import ROOT_CONVERSATION
-from perdure.testing.model import Reply, Script, ScriptedModel, call, calls, fail, say
-from perdure.testing.normal import Records, Rules
-from perdure.testing.simulation import Host, Scenario
-
-STORY = (
-    "Once upon a time there was a process that was killed at every line, and told its story to the end all the same. "
+from perdure.storage.memory import MemoryStorage
+from perdure.testing.faulty_models import Cue
+from perdure.testing.model import Reply, call, calls, fail, say
+from perdure.testing.normal import Records
+from perdure.testing.scenarios.hosting import (
+    STORY,
+    Fact,
+    Remark,
+    effects,
+    ends,
+    measure,
+    open_harness,
+    scenario,
+    user_texts,
 )
-
-Replies = Script | Sequence[Reply] | Mapping[str, Reply | Sequence[Reply]] | Reply
-
-
-class Remark(Entry, kind="app.remark"):
-    """A note for people; no model reads it."""
-
-    text: str
-
-
-class Fact(Entry, kind="app.fact"):
-    """Something the model is told without being asked."""
-
-    text: str
-
-    def messages(self) -> Sequence[JsonValue]:
-        return [{"role": "user", "content": [{"type": "text", "text": self.text}]}]
-
-
-class Tally(Document, kind="app.tally", scope="conversation"):
-    """What an application counts beside its conversation."""
-
-    notes: int = 0
-
-
-@asynccontextmanager
-async def open_harness(
-    host: Host,
-    replies: Replies | None,
-    *,
-    tools: Sequence[AnyTool] = (),
-    hooks: Sequence[Hook] = (),
-    per_event: float = 0.06,
-    retry: RetryPolicy | None = None,
-) -> AsyncGenerator[tuple[Harness, Conversation]]:
-    """A harness on the host with a scripted model (None: without models), and its root conversation."""
-
-    async def pace(_request: ModelRequest, _number: int) -> None:
-        await host.clock.sleep(per_event)
-
-    model = None if replies is None else ScriptedModel(replies, pace=pace)
-    async with Harness.open(
-        host.storage,
-        models=model,
-        extensions=[Extension("scenario", tools=tools, hooks=hooks)],
-        retry=retry,
-        clock=host.clock,
-        entropy=host.entropy,
-        on_report=host.report,
-    ) as harness:
-        harness.session.observe(lambda settled: host.heard(settled.seq))
-        yield harness, await harness.root()
-
-
-def user_texts(request: ModelRequest) -> list[str]:
-    return [message.text for message in request.messages if isinstance(message, UserMessage)]
-
-
-async def ends(submission: Submission, reason: str) -> None:
-    """Wait for an input that must end unanswered for this reason."""
-    try:
-        await submission.answer()
-    except Unanswered as error:
-        if error.reason != reason:
-            raise
-    else:
-        raise AssertionError(f"submission {submission.id} was answered, and should have ended {reason}")
-
-
-# --- tools -----------------------------------------------------------------------------------------------------
-
-
-def measure(host: Host, *, sequential: bool = False) -> AnyTool:
-    """A safe tool: it may run again, and what it does outside it does by its key."""
-
-    @tool(name="measure", replay="safe", sequential=sequential)
-    async def measure(place: str, call: ToolCall, seconds: int = 0) -> ToolResult:
-        """Measure a place."""
-        for part in range(seconds):
-            call.output(f"{place}: {part}\n")
-            call.details({"part": part})
-            await host.clock.sleep(1)
-        host.effect(f"measure {place}", key=call.idempotency_key)
-        return ToolResult(f"{place} is 7", details={"place": place}, usage={"meters": 7})
-
-    return measure
-
-
-def launch(host: Host) -> AnyTool:
-    """An unsafe tool: nobody could tell two launches apart."""
-
-    @tool(name="launch")
-    async def launch(rocket: str, call: ToolCall) -> str:
-        """Launch a rocket."""
-        call.output("ignition\n")
-        await host.clock.sleep(0.5)
-        host.effect(f"launch {rocket}")
-        await host.clock.sleep(0.5)
-        return f"{rocket} is away"
-
-    return launch
-
-
-def effects(*names: str) -> frozenset[str]:
-    return frozenset(names)
-
+from perdure.testing.simulation import Host
 
 # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -159,100 +53,6 @@ async def dialogue(host: Host) -> None:
                 await root.set_agent(instructions="Be brief.")
             submission = await root.submit(question, request_id=question)
             assert (await submission.answer()).text == str(number)
-
-
-async def parallel_tools(host: Host) -> None:
-    """A round of four calls at once, that end in another order than they began."""
-    round = calls(
-        call("measure", place="north", seconds=3),
-        call("measure", place="south"),
-        call("measure", place="west", seconds=1),
-        call("measure", place="east", seconds=2),
-        text="Let me see.",
-    )
-    async with open_harness(host, [round, say("All is measured.")], tools=[measure(host)]) as (_, root):
-        submission = await root.submit("Measure everything.", request_id="all")
-        assert (await submission.answer()).text == "All is measured."
-
-
-async def sequential_tools(host: Host) -> None:
-    """The calls of a round one after the other, each begun when the one before has ended."""
-    places = ("first", "second", "third")
-    round = calls(*(call("measure", place=place, seconds=1) for place in places))
-    async with open_harness(host, [round, say("done")], tools=[measure(host, sequential=True)]) as (_, root):
-        submission = await root.submit("Measure in order.", request_id="order")
-        await submission.wait()
-
-
-def results_in_order(records: Records) -> Iterator[str]:
-    """Results of sequential calls were written in the order of the calls, at any moment."""
-    texts = [
-        getattr(message, "text", "")
-        for entry in records.of(TOOL_RESULT)
-        for message in decode_messages(entry.raw_messages)
-    ]
-    expected = [f"{place} is 7" for place in ("first", "second", "third")]
-    if texts != expected[: len(texts)]:
-        yield f"the results were written as {texts}"
-
-
-async def unsafe_tool(host: Host) -> None:
-    """Two rounds with a tool that must not run twice: at worst its call is interrupted."""
-    replies = [
-        call("launch", rocket="one"),
-        calls(call("launch", rocket="two"), call("measure", place="sky")),
-        say("done"),
-    ]
-    async with open_harness(host, replies, tools=[launch(host), measure(host)]) as (_, root):
-        submission = await root.submit("Launch.", request_id="launch")
-        assert (await submission.answer()).text == "done"
-
-
-async def failing_tools(host: Host) -> None:
-    """Calls that go wrong in every way a call can: each has its result, and the model hears of it."""
-
-    @tool(replay="safe")
-    async def raises() -> str:
-        """Raise."""
-        raise ValueError("on purpose")
-
-    @tool(replay="safe", timeout_ms=500)
-    async def hangs() -> str:
-        """Hang."""
-        await host.clock.sleep(3_600)
-        return "too late"
-
-    round = calls(call("raises"), call("hangs"), call("nowhere"), call("measure", wrong="argument"))
-    async with open_harness(host, [round, say("never mind")], tools=[raises, hangs, measure(host)]) as (_, root):
-        await (await root.submit("Try.", request_id="try")).answer()
-
-
-FAILURES = ["tool_error", "timeout", "tool_unavailable", "invalid_arguments"]
-
-
-def every_failure(records: Records) -> Iterator[str]:
-    codes = [data["code"] for entry in records.of(TOOL_RESULT) if isinstance(data := entry.data, dict)]
-    if sorted(map(str, codes)) != sorted(FAILURES):
-        yield f"the calls ended {codes}, not {FAILURES}"
-
-
-async def hooks(host: Host) -> None:
-    """Hooks that rewrite arguments, block a call and replace a result; a rerun keeps what was decided."""
-
-    @before_tool
-    async def before(asked: HookCall) -> Mapping[str, JsonValue] | Block | None:
-        if asked.arguments["place"] == "secret":
-            return Block("not there")
-        return {**asked.arguments, "place": f"{asked.arguments['place']}ern"}
-
-    @after_tool
-    async def after(_asked: HookCall, result: ToolResult) -> ToolResult | None:
-        return ToolResult(f"{result.text}, roughly", usage=result.usage)
-
-    round = calls(call("measure", place="north", seconds=1), call("measure", place="secret"))
-    replies = [round, say("done")]
-    async with open_harness(host, replies, tools=[measure(host)], hooks=[before, after]) as (_, root):
-        await (await root.submit("Measure.", request_id="measure")).answer()
 
 
 # --- the queue -------------------------------------------------------------------------------------------------
@@ -384,6 +184,33 @@ async def faulted_run(host: Host) -> None:
         assert (await (await root.submit("two", request_id="two")).answer()).text == "fine"
 
 
+async def truncated(host: Host) -> None:
+    """A stream that ends without its message ends the run: nothing is made up, and what was shown is kept."""
+
+    def cue(request: ModelRequest) -> Cue | None:
+        return "truncate" if user_texts(request)[-1] == "one" else None
+
+    async with open_harness(host, {"one": say(STORY), "two": say("fine")}, cue=cue) as (_, root):
+        await ends(await root.submit("one", request_id="one"), "model_error")
+        assert (await (await root.submit("two", request_id="two")).answer()).text == "fine"
+
+
+async def stalled(host: Host) -> None:
+    """A model from which nothing more comes, until its conversation is aborted."""
+
+    def cue(request: ModelRequest) -> Cue | None:
+        return "stall" if user_texts(request)[-1] == "one" else None
+
+    async with open_harness(host, {"one": say(STORY), "two": say("fine")}, cue=cue) as (harness, root):
+        one = await root.submit("one", request_id="one")
+        await host.clock.sleep(5)
+        harness.session.check_open()
+        if await one.status() == "placed":
+            await root.abort()
+        await ends(one, "aborted")
+        assert (await (await root.submit("two", request_id="two")).answer()).text == "fine"
+
+
 # --- aborts ----------------------------------------------------------------------------------------------------
 
 
@@ -429,22 +256,74 @@ async def _shows(harness: Harness, name: str) -> bool:
     return live is not None and any(shown["name"] == name and shown["output"] for shown in live.tools.values())
 
 
+class Tally(Document, kind="app.tally", scope="conversation"):
+    """What an application counts beside its conversation."""
+
+    notes: int = 0
+
+
 # --- beside the conversation -----------------------------------------------------------------------------------
 
 
 async def fork(host: Host) -> None:
-    """A conversation forked after its first answer; both go on, with what each of them heard."""
+    """A conversation forked after its first answer, with the settings of then; both go on with what each has heard."""
 
     def script(request: ModelRequest) -> Reply:
         return say(", ".join(user_texts(request)))
 
     async with open_harness(host, script) as (harness, root):
         first = await (await root.submit("one", request_id="one")).answer()
+        await root.set_agent(instructions="Be brief.")
         forks = [info for info in await harness.conversations() if info.record.parent is not None]
         other = harness.handle(forks[0].id) if forks else await root.fork(first.entry.id)
+        assert (await other.agent()).instructions == "", "a fork has the settings of its entry"
         for conversation, text in ((root, "two"), (other, "three")):
             answer = await (await conversation.submit(text, request_id="next")).answer()
             assert answer.text == f"one, {text}"
+
+
+async def side_by_side(host: Host) -> None:
+    """Two conversations at once, whose runs and calls have nothing to do with each other."""
+
+    def script(request: ModelRequest) -> Reply:
+        place = user_texts(request)[-1]
+        if not any(isinstance(message, ToolResultMessage) for message in request.messages):
+            return call("measure", place=place, seconds=2)
+        return say(f"{place} is done")
+
+    async with open_harness(host, script, tools=[measure(host)]) as (harness, root):
+        found = [info.id for info in await harness.conversations() if info.name == "other"]
+        other = harness.handle(found[0]) if found else await harness.create_conversation(name="other")
+        left, right = await root.submit("left", request_id="left"), await other.submit("right", request_id="right")
+        answers = await asyncio.gather(left.answer(), right.answer())
+        assert [answer.text for answer in answers] == ["left is done", "right is done"]
+
+
+async def mail(host: Host) -> None:
+    """Another process leaves an input in the mailbox, once; it is folded in, answered and replied to, once."""
+    store = host.storage.inner
+    assert isinstance(store, MemoryStorage), "what another process does to the store is simulated for this one only"
+
+    def post(request: str, kind: str, body: dict[str, JsonValue]) -> None:
+        if request not in host.notes:
+            host.notes[request] = store.post(kind, body, now=host.clock.wall())
+
+    async with open_harness(host, {"by mail": say("by return"), "hello": say("hi")}) as (harness, root):
+        body: dict[str, JsonValue] = {"conversation_id": root.id, "content": "by mail", "request_id": "letter"}
+        post("input", "input", body)
+        post("nonsense", "nonsense", {})
+        while await harness.session.request(root.id, "letter") is None:
+            harness.session.check_open()
+            await host.clock.sleep(0.05)
+        hello = await root.submit("hello", request_id="hello")
+        assert (await hello.answer()).text == "hi"
+        found = await harness.session.request(root.id, "letter")
+        assert found is not None
+        assert (await (await harness.submission(found.id)).answer()).text == "by return"
+        for request, ok in (("input", True), ("nonsense", False)):
+            reply = store.reply(cast("int", host.notes[request]))
+            assert reply is not None, f"nobody answered the mail {request!r}"
+            assert reply.ok == ok
 
 
 async def beside(host: Host) -> None:
@@ -498,60 +377,26 @@ async def watched(host: Host) -> None:
 
 # --- what is shipped -------------------------------------------------------------------------------------------
 
+HERE = effects("measure here")
 
-def _scenario(
-    program: Callable[[Host], Awaitable[None]],
-    *,
-    safe: frozenset[str] = frozenset(),
-    unsafe: frozenset[str] = frozenset(),
-    tools: frozenset[str] = frozenset(),
-    reports: frozenset[str] = frozenset(),
-    always: Callable[[Records], Iterator[str]] | None = None,
-    ends: Callable[[Records], Iterator[str]] | None = None,
-    name: str | None = None,
-) -> Scenario:
-    return Scenario(
-        name=name or program.__name__.replace("_", "-"),
-        program=program,
-        safe=safe,
-        unsafe=unsafe,
-        rules=Rules(unsafe=tools, unordered=frozenset({Remark.kind})),
-        reports=reports,
-        always=always,
-        ends=ends,
-    )
-
-
-_HERE = effects("measure here")
-
-HARNESS = (
-    _scenario(turn),
-    _scenario(dialogue),
-    _scenario(parallel_tools, safe=effects(*(f"measure {place}" for place in ("north", "south", "west", "east")))),
-    _scenario(
-        sequential_tools,
-        safe=effects(*(f"measure {place}" for place in ("first", "second", "third"))),
-        always=results_in_order,
-    ),
-    _scenario(
-        unsafe_tool,
-        safe=effects("measure sky"),
-        unsafe=effects("launch one", "launch two"),
-        tools=effects("launch"),
-    ),
-    _scenario(failing_tools, reports=effects("tool_raised"), ends=every_failure),
-    _scenario(hooks, safe=effects("measure northern")),
-    _scenario(steer, safe=_HERE),
-    _scenario(follow_up),
-    _scenario(writes, safe=_HERE),
-    _scenario(reset, safe=_HERE),
-    _scenario(retry),
-    _scenario(model_error),
-    _scenario(retries_end),
-    _scenario(no_model),
-    _scenario(faulted_run, reports=effects("task_faulted")),
-    _scenario(abort, safe=_HERE),
-    _scenario(fork, name="fork-conversation"),
-    _scenario(beside, always=tallied),
-    _scenario(watched, safe=_HERE),
+RUNS = (
+    scenario(turn),
+    scenario(dialogue),
+    scenario(steer, safe=HERE),
+    scenario(follow_up),
+    scenario(writes, safe=HERE),
+    scenario(reset, safe=HERE),
+    scenario(retry),
+    scenario(model_error),
+    scenario(retries_end),
+    scenario(no_model),
+    scenario(faulted_run, reports=effects("task_faulted")),
+    scenario(truncated),
+    scenario(stalled),
+    scenario(abort, safe=HERE),
+    scenario(fork, name="fork-conversation"),
+    scenario(side_by_side, safe=effects("measure left", "measure right")),
+    scenario(mail),
+    scenario(beside, always=tallied),
+    scenario(watched, safe=HERE),
 )
