@@ -11,6 +11,9 @@ from perdure.kernel.errors import StorageError
 from perdure.kernel.storage import Batch
 from perdure.storage.memory import MemoryStorage
 
+PATIENCE = 20
+"""Seconds that a store holds commits before it refuses them."""
+
 TURNS = 20
 """Enough turns of the event loop for everything that a test set in motion to come to rest."""
 
@@ -42,9 +45,16 @@ class HeldStorage(MemoryStorage):
         self.read_error: Exception | None = None
         self._holding = False
         self._refusal: Exception | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     def hold(self) -> None:
         self._holding = True
+        if self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(PATIENCE, self._give_up)
+
+    def _give_up(self) -> None:
+        """A test that fails with commits held would wait for them for ever."""
+        self._refuse(StorageError("held for too long"))
 
     async def settle(self, count: int | None = None) -> None:
         """Let the oldest ``count`` held commits (None: all, and no longer hold) settle, and come to rest."""
@@ -58,13 +68,18 @@ class HeldStorage(MemoryStorage):
 
     async def refuse(self, error: Exception | None = None) -> Exception:
         """Refuse the oldest held commit, and every later one, with an error, which is returned."""
-        self._refusal = error or StorageError("the disk is full")
+        refusal = error or StorageError("the disk is full")
+        self._refuse(refusal)
+        await rest()
+        return refusal
+
+    def _refuse(self, error: Exception) -> None:
+        self._refusal = error
         while self.held:
             _, future = self.held.popleft()
-            future.set_exception(self._refusal)
-            future.exception()
-        await rest()
-        return self._refusal
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
 
     def commit(self, batch: Batch) -> asyncio.Future[None]:
         self.batches.append(batch)
@@ -79,6 +94,9 @@ class HeldStorage(MemoryStorage):
 
     async def close(self) -> None:
         self.closes += 1
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         await super().close()
 
     def __getattribute__(self, name: str) -> Any:

@@ -25,7 +25,9 @@ from kernel.samples import (
 )
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.document import Document
+from perdure.kernel.documents import DocumentChange
 from perdure.kernel.errors import DocumentFieldError, DraftClosed, NotFound
+from perdure.kernel.ops import apply
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 
@@ -232,6 +234,37 @@ async def test_a_staged_retirement_is_seen_in_the_line_and_not_outside() -> None
         await storage.settle()
         await again
         assert there(await session.snapshot(Tally)).n == 7
+
+
+async def test_observers_hear_what_each_document_was_and_became() -> None:
+    """Rule K70: before and after, and operations that lead from one to the other; None where nothing lived."""
+    heard: list[list[DocumentChange]] = []
+    async with Session.open(HeldStorage()) as session:
+        place = await conversation(session)
+        session.observe(lambda settled: heard.append(list(settled.documents)))
+        await tally(session, 1)
+        await tally(session, 2)
+        async with session.commit() as tx:
+            await tx.retire(Tally)
+            (await tx.draft(Tally)).n = 3
+        at = await job(session, place, 4)
+        async with session.commit() as tx:
+            await tx.fork(place, at)
+        await retire(session)
+    whole = {"n": 0, "log": [], "text": ""}
+    values = [[(change.before, change.after) for change in changes] for changes in heard]
+    assert values == [
+        [(None, {**whole, "n": 1})],
+        [({**whole, "n": 1}, {**whole, "n": 2})],
+        [({**whole, "n": 2}, None), (None, {**whole, "n": 3})],
+        [(None, {"n": 4})],
+        [(None, {"n": 4})],
+        [({**whole, "n": 3}, None)],
+    ]
+    for change in (change for changes in heard for change in changes if change.after is not None):
+        assert apply(change.before, change.ops) == change.after
+    first, second = heard[2]
+    assert (first.record.id != second.record.id, first.record.retired_seq, second.record.retired_seq) == (True, 4, None)
 
 
 # --- documents of tasks ----------------------------------------------------------------------------------------

@@ -242,6 +242,22 @@ async def test_everything_pending_learns_the_cause() -> None:
     await session.close()
 
 
+async def test_an_answer_that_comes_after_the_failure_is_not_given_out() -> None:
+    """Rule K129: a pending read learns the cause, though storage read it in time."""
+    storage = HeldStorage()
+    session = await sample(storage)
+    storage.late_gate = asyncio.Event()
+    reading = begin(session.entry(3))
+    await rest()
+    error = StorageError("unreadable")
+    session.fail(error)
+    storage.late_gate.set()
+    with pytest.raises(SessionFailed) as failed:
+        await reading
+    assert failed.value.cause is error
+    await session.close()
+
+
 async def test_a_block_without_writes_raises_in_a_failed_session_too() -> None:
     """Rule K129."""
     session = await sample(HeldStorage())

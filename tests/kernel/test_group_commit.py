@@ -10,9 +10,10 @@ import pytest
 from kernel.samples import Job, Label, Note, Tally, begin, conversation, ended, job, new_task, note, tally, there
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.context import Context
-from perdure.kernel.errors import NotFound, SessionFailed, StorageError
+from perdure.kernel.errors import NotFound, SessionFailed, StorageError, TransactionClosed
 from perdure.kernel.records import NULL
 from perdure.kernel.session import Session, Settled
+from perdure.kernel.transaction import Transaction
 
 
 async def test_the_next_transaction_is_staged_while_the_one_before_is_flushed() -> None:
@@ -564,6 +565,47 @@ async def test_the_values_a_context_carries_go_with_the_commit() -> None:
         await storage.settle()
         await writing
         assert heard == [{"request": 7}]
+
+
+async def test_a_commit_that_failed_has_no_number() -> None:
+    """Rules K44 and K65: nor has one that has not settled."""
+    storage = HeldStorage()
+    session = await Session.start(storage)
+    kept: list[Transaction] = []
+
+    async def write() -> None:
+        async with session.commit() as tx:
+            kept.append(tx)
+            (await tx.draft(Tally)).n = 1
+
+    storage.hold()
+    writing = begin(write())
+    await rest()
+    with pytest.raises(TransactionClosed):
+        _ = kept[0].seq
+    await storage.refuse()
+    with pytest.raises(StorageError):
+        await writing
+    with pytest.raises(TransactionClosed):
+        _ = kept[0].seq
+    await session.close()
+
+
+async def test_a_transaction_is_one_block_also_for_two_who_enter_at_once() -> None:
+    """Rule K41."""
+    async with Session.open(HeldStorage()) as session:
+        tx = session.commit()
+
+        async def write() -> None:
+            async with tx:
+                (await tx.draft(Tally)).n += 1
+
+        async with session.commit():
+            both = [begin(write()), begin(write())]
+            await rest()
+        results = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(result) for result in results] == [type(None), TransactionClosed]
+        assert there(await session.snapshot(Tally)).n == 1
 
 
 async def test_one_batch_holds_all_of_a_transaction() -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from kernel.samples import Job, Note, Tally, begin, conversation, ended, new_task, note, tally, there
 from kernel.stores import HandClock, HeldStorage, rest
+from perdure.kernel.context import Context
 from perdure.kernel.errors import (
+    ContextCancelled,
     InsideTransaction,
     InvalidRead,
     InvalidTransition,
     NotFound,
     NotJson,
     RequestConflict,
+    SessionClosed,
     TransactionClosed,
 )
 from perdure.kernel.records import NULL, Edit, Pending, SubmissionRecord, to_raw
@@ -709,6 +712,28 @@ async def test_a_derivation_that_raises_refuses_the_transaction() -> None:
             await note(session, place)
         await tally(session, 1)
         assert len(storage.batches) == 2
+
+
+async def test_what_ends_while_a_derivation_reads_is_not_staged() -> None:
+    """Rules K78 and K81: the session closes, or the context is cancelled, after the last line of the block."""
+    for how in ("close", "context"):
+        storage = HeldStorage()
+        session = await Session.start(storage)
+        context = Context()
+
+        async def slow(tx: Transaction, session: Session = session, context: Context = context, how: str = how) -> None:
+            if how == "close":
+                await begin(session.close())
+            else:
+                context.cancel()
+
+        session.derive(slow)
+        with pytest.raises((SessionClosed, ContextCancelled)):
+            async with session.commit(context=context) as tx:
+                (await tx.draft(Tally)).n = 1
+        assert storage.batches == []
+        assert session.failed is None
+        await session.close()
 
 
 async def test_a_refused_transaction_still_waits_for_what_it_saw() -> None:

@@ -95,6 +95,7 @@ class Transaction(TransactionDocuments):
         self.progress = False
         """Set by code whose only writes are throttled progress: the commit may be acknowledged before it is flushed."""
         self.default_owner: int | None = None
+        self._begun = False
         self._settled: asyncio.Future[None] | None = None
         self._first_id = 0
         """Ids from here on are this transaction's own."""
@@ -104,8 +105,9 @@ class Transaction(TransactionDocuments):
     # --- the block ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._seq or self._open:
+        if self._begun:
             raise TransactionClosed("a transaction is one block; begin another")
+        self._begun = True
         await self.session.enter(self)
         self._open = True
         return self
@@ -134,7 +136,8 @@ class Transaction(TransactionDocuments):
     @property
     def seq(self) -> int:
         """The commit's number, once the block has ended. Raises if it made no commit."""
-        if self._open or self._settled is None:
+        settled = self._settled
+        if settled is None or not settled.done() or settled.exception() is not None:
             raise TransactionClosed("a commit has its number once its block has ended, if it wrote anything")
         return self._seq
 

@@ -198,10 +198,9 @@ class TransactionDocuments(TransactionReads):
         for record in self._tasks.values():
             if type(record.state) is not Terminal:
                 continue
-            drafted = [a for a in self._drafts if a.scope == "task" and a.scope_id == record.id]
-            for address in drafted:
+            for address in [a for a in self._drafts if a.scope == "task" and a.scope_id == record.id]:
                 self._drafts.pop(address).recorder.close()
-            for address in [*drafted, *await self.session.task_documents(record.id)]:
+            for address in await self.session.task_documents(record.id):
                 loaded = await self._load(address)
                 if loaded.staged.record is not None:
                     self._retired[address] = loaded
