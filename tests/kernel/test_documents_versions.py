@@ -96,6 +96,17 @@ async def test_a_draft_makes_the_migrated_base_part_of_its_commit() -> None:
         assert there(await session.snapshot(Three)).names == ["Ada"]
 
 
+async def test_a_draft_is_read_in_the_version_it_has() -> None:
+    """Rules K45, K109 and K110: older code is refused in the very transaction that migrates."""
+    storage = HeldStorage()
+    await stored_by_one(storage)
+    async with Session.open(storage) as session, session.commit() as tx:
+        (await tx.draft(Three)).names.append("Bob")
+        assert there(await tx.read(Three)).names == ["Ada", "Bob"]
+        with pytest.raises(DocumentVersionError):
+            await tx.read(One)
+
+
 async def test_a_rolled_back_draft_leaves_the_old_version() -> None:
     """Rules K43 and K109."""
     storage = HeldStorage()

@@ -608,6 +608,24 @@ async def test_a_transaction_is_one_block_also_for_two_who_enter_at_once() -> No
         assert there(await session.snapshot(Tally)).n == 1
 
 
+async def test_progress_is_of_documents_alone() -> None:
+    """Rule K152: a commit with a record in it, a derivation's too, is flushed like any other."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        place = await conversation(session)
+        for appends in (False, True):
+            async with session.commit(conversation_id=place) as tx:
+                tx.progress = True
+                (await tx.draft(Tally)).n += 1
+                if appends:
+                    tx.append(Note())
+        session.derive(lambda tx: tx.append(Note(), conversation=place) and None)
+        async with session.commit() as tx:
+            tx.progress = True
+            (await tx.draft(Tally)).n += 1
+        assert [batch.progress for batch in storage.batches] == [False, True, False, False]
+
+
 async def test_one_batch_holds_all_of_a_transaction() -> None:
     """Rules K1, K25 and K26: one batch, its seq and the next id minted in memory."""
     storage = HeldStorage()

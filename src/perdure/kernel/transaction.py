@@ -93,7 +93,8 @@ class Transaction(TransactionDocuments):
         self.by_task = by_task
         self.context = context
         self.progress = False
-        """Set by code whose only writes are throttled progress: the commit may be acknowledged before it is flushed."""
+        """Set by code whose only writes are throttled progress in documents: the commit may be acknowledged before it
+        is flushed (rule K152), unless a derivation adds records to it."""
         self.default_owner: int | None = None
         self._begun = False
         self._settled: asyncio.Future[None] | None = None
@@ -405,7 +406,8 @@ class Transaction(TransactionDocuments):
 
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
-        if not (writes or self._conversations or self._entries or self._tasks or self._submissions or self._replies):
+        records = any((self._conversations, self._entries, self._tasks, self._submissions, self._replies))
+        if not writes and not records:
             return
         for change in changes:
             record = change.record
@@ -425,7 +427,7 @@ class Transaction(TransactionDocuments):
             tasks=list(self._tasks.values()),
             documents=writes,
             replies=list(self._replies.values()),
-            progress=self.progress,
+            progress=self.progress and not records,
         )
         values = self.context.values if self.context is not None else None
         self._settled = session.stage(batch, changes, states, values)

@@ -77,7 +77,7 @@ class TransactionDocuments(TransactionReads):
         address = self._address(kind, conversation, task, key)
         draft = self._drafts.get(address)
         if draft is not None:
-            return kind.from_json(draft.recorder.value)
+            return read_state(DocState(draft.state.record, draft.definition.version, draft.recorder.value), kind)
         return read_state(self._current(await self._load(address)), kind)
 
     async def draft(
