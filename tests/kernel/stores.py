@@ -42,6 +42,8 @@ class HeldStorage(MemoryStorage):
         """What reads wait for before they read."""
         self.late_gate: asyncio.Event | None = None
         """What reads wait for once they have read, like an answer that is long on its way."""
+        self.lazy = False
+        """Every read takes a turn of the event loop."""
         self.read_error: Exception | None = None
         self._holding = False
         self._refusal: Exception | None = None
@@ -112,6 +114,8 @@ class HeldStorage(MemoryStorage):
                 await self.read_gate.wait()
             if self.read_error is not None:
                 raise self.read_error
+            if self.lazy:
+                await asyncio.sleep(0)
             late_gate = self.late_gate
             found = await read(*args, **options)
             if late_gate is not None:

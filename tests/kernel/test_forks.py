@@ -214,6 +214,31 @@ async def test_a_rolled_back_fork_leaves_nothing() -> None:
         assert await states(session, await fork(session, place, one)) == (1, 1, None)
 
 
+async def test_a_fork_that_was_given_up_while_it_read_leaves_nothing() -> None:
+    """Rules K1 and K118: there is no fork with some of its documents, whatever the block goes on to do."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        place = await conversation(session)
+        one = await write(session, place, 1)
+    storage.lazy = True
+    outcomes: list[bool] = []
+    for turns in range(1, 16):
+        async with Session.open(storage) as session, session.commit(conversation_id=place) as tx:
+            forking = begin(tx.fork(place, one))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            given_up = not forking.done()
+            forking.cancel()
+            await asyncio.wait([forking])
+            assert (tx.new_conversations == {}) == given_up
+            outcomes.append(given_up)
+            tx.append(Note())
+        assert len(storage.batches[-1].conversations) == (not given_up)
+        assert len(storage.batches[-1].documents) == (0 if given_up else 2)
+    assert outcomes == [*[True] * outcomes.count(True), *[False] * outcomes.count(False)]
+    assert 3 < outcomes.count(True) < len(outcomes)
+
+
 async def test_somebody_who_looked_before_does_not_hinder_the_fork() -> None:
     """Rule K118: a document's absence that was read before its conversation existed is no obstacle."""
     async with Session.open(HeldStorage()) as session:

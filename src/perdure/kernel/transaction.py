@@ -183,22 +183,27 @@ class Transaction(TransactionDocuments):
         entry = await session.reading(session.storage.entry(at))
         if entry is None or not history.contains(segments, entry.conversation_id, entry.id):
             raise NotFound(f"entry {at} is not visible from conversation {conversation_id}")
+        documents: list[DocState] = []
+        then = session.storage.documents("conversation", entry.conversation_id, at=entry.seq)
+        for old in await session.reading(then):
+            if old.fork == "as_of":
+                documents.append(await session.reading(session.read_document(old.address, entry.seq)))
+        now = session.storage.documents("conversation", conversation_id)
+        for old in await session.reading(now):
+            if old.fork == "current":
+                documents.append((await session.load_document(old.address)).staged)
+        # All of it in one step: a fork that was given up while it read has left nothing.
+        self.check_open()
         record = ConversationRecord(
             id=self.new_id(), created_at=self.at, parent=ForkPoint(conversation_id, at), owner=owner
         )
         self._conversations[record.id] = record
         self._forked.add(conversation_id)
-        then = session.storage.documents("conversation", entry.conversation_id, at=entry.seq)
-        for old in await session.reading(then):
-            if old.fork == "as_of":
-                await self._copy(await session.reading(session.read_document(old.address, entry.seq)), record.id)
-        now = session.storage.documents("conversation", conversation_id)
-        for old in await session.reading(now):
-            if old.fork == "current":
-                await self._copy((await session.load_document(old.address)).staged, record.id)
+        for state in documents:
+            self._copy(state, record.id)
         return record
 
-    async def _copy(self, state: DocState, conversation_id: int) -> None:
+    def _copy(self, state: DocState, conversation_id: int) -> None:
         assert state.record is not None, "only what lives is copied"
         record = structs.replace(
             state.record,
@@ -207,7 +212,7 @@ class Transaction(TransactionDocuments):
             created_at=self.at,
             created_seq=self._seq,
         )
-        await self._load(record.address)
+        self._hold(self._born(record.address))
         self._copies[record.address] = DocState(record, state.version, state.value)
 
     def append(

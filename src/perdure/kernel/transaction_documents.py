@@ -130,10 +130,14 @@ class TransactionDocuments(TransactionReads):
         return self._copies.get(loaded.address, loaded.staged)
 
     async def _load(self, address: Address) -> LoadedDocument:
-        loaded = self.session.documents.peek(address)
-        if loaded is None and self._is_born(address):
-            loaded = self.session.documents.put(address, ABSENT)
-        return self._hold(loaded or await self.session.load_document(address))
+        if self._is_born(address):
+            return self._hold(self._born(address))
+        return self._hold(await self.session.load_document(address))
+
+    def _born(self, address: Address) -> LoadedDocument:
+        """An address where nothing can live yet, since this transaction makes what it is of."""
+        documents = self.session.documents
+        return documents.peek(address) or documents.put(address, ABSENT)
 
     def _hold(self, loaded: LoadedDocument) -> LoadedDocument:
         """Keep it in memory while the block is open: what is staged over it must be found there (rule K67)."""
