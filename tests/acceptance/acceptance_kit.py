@@ -24,6 +24,7 @@ from perdure import (
     Entry,
     Extension,
     Harness,
+    LocalEnvironment,
     Next,
     PerdureError,
     Report,
@@ -32,10 +33,12 @@ from perdure import (
     SqliteStorage,
     StorageError,
     Task,
+    coding_tools,
     field,
     tool,
 )
 from perdure.kernel.json import JsonValue
+from perdure.kernel.storage import Batch
 from perdure.testing.model import ScriptedModel, call, say
 
 BOUND_S = 60
@@ -297,8 +300,23 @@ async def agent(
                         point("streaming", shown=message["content"][0]["text"])
                         break
 
-    model = ScriptedModel(SCRIPT, pace=pace)
-    async with opened(folder / STORE, model, tools=(work, step_tool), restart_limit=restart_limit) as harness:
+    class Standing(SqliteStorage):
+        def commit(self, batch: Batch) -> asyncio.Future[None]:
+            admits = any(submission.status == "placed" for submission in batch.submissions)
+            if admits:
+                point("unadmitted")
+            handed = super().commit(batch)
+            if admits:
+                point("unacknowledged")
+            return handed
+
+    async with Harness.open(
+        Standing(folder / STORE),
+        models=ScriptedModel(SCRIPT, pace=pace),
+        extensions=[Extension("app", tools=(work, step_tool))],
+        restart_limit=restart_limit,
+        on_report=lambda report: None,
+    ) as harness:
         root = await harness.root()
         point("opened")
         try:
@@ -404,7 +422,45 @@ PARTS = (
 )
 
 
-PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker, reader)}
+class Parcel(Task[str, str], kind="app.parcel", version=2):
+    """Stands still in its second phase."""
+
+    async def start(self, run: Run[str, str, None]) -> Next[str]:
+        async with run.commit() as tx:
+            return tx.go(self.deliver, f"label of {run.input}")
+
+    async def deliver(self, run: Run[str, str, str]) -> Next[str]:
+        stand("delivering", task=run.id)
+        raise AssertionError("it is killed here")
+
+
+async def shipper(folder: Path) -> None:
+    """Begin a task that never ends by itself."""
+    async with opened(folder / STORE, tasks=(Parcel,)) as harness:
+        root = await harness.root()
+        harness.resume()
+        async with root.commit() as tx:
+            task = tx.create_task(Parcel, "bolts")
+        await harness.tasks.wait(task.id)
+
+
+async def coder(folder: Path, *, commands: list[str], request_id: str) -> None:
+    """An agent that runs commands in the folder, one a turn."""
+    replies = [*(call("bash", command=command) for command in commands), say("done")]
+    async with Harness.open(
+        SqliteStorage(folder / STORE),
+        models=ScriptedModel({request_id: replies}),
+        extensions=[coding_tools()],
+        environment=LocalEnvironment(folder),
+        on_report=lambda report: None,
+    ) as harness:
+        root = await harness.root()
+        submission = await root.submit(request_id, request_id=request_id)
+        answer = await submission.answer()
+        tell(answer=answer.text, transcript=await transcript(root))
+
+
+PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker, reader, shipper, coder)}
 
 
 async def main(program: str, folder: str, options: str) -> None:

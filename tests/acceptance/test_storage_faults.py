@@ -319,7 +319,7 @@ async def test_what_a_tool_gives_is_bounded_and_what_was_left_out_is_counted(sto
         assert shown == "".join(f"{n:9}\n" for n in range(498_000, 500_000))
         assert (result["data"]["dropped_lines"], result["data"]["dropped_bytes"]) == (498_000, 4_980_000)
         assert volume.bytes < 1_000_000
-    assert os.path.getsize(store) < 1_000_000
+        assert (await harness.session.storage.size()).total < 1_000_000
 
 
 # --- every entry kept in memory; open and resume read everything ---------------------------------------------------
