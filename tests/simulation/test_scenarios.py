@@ -10,6 +10,6 @@ from perdure.testing.simulation import explore
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_comes_to_the_same_end_wherever_it_is_killed_p5(name: str) -> None:
-    found = explore(SCENARIOS[name], twice=20, schedules=20, steps=20, reads=5)
+    found = explore(SCENARIOS[name], twice=8, schedules=8, steps=8, reads=3)
     assert not found.failures, "\n".join(map(str, found.failures[:3]))
     assert all(found.faults[kind] for kind in ("after", "before", "fail", "unacknowledged", "step")), found.faults

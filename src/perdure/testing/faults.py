@@ -132,6 +132,7 @@ class FaultyStorage:
         self._storing = False
         self._free_at = 0.0
         self._closed = False
+        self.opened = False
         self.commits = 0
         """Handed over in this life."""
         self.reads = 0
@@ -147,6 +148,7 @@ class FaultyStorage:
     ) -> StoreInfo:
         info = await self.inner.open(read_only=read_only, epoch=epoch, writer=writer, log_id=log_id, now=now)
         self._closed = False
+        self.opened = True
         self.acknowledged = info.seq
         if self._is("after", 0):
             self.die()

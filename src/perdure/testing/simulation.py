@@ -160,6 +160,8 @@ class Life:
     ended: Literal["done", "killed", "failed", "stuck"]
     reached: bool
     """Whether the fault took place; a fault beyond the end of the program does not."""
+    opened: bool
+    """Whether it came as far as to open its store."""
     commits: int
     reads: int
     steps: int
@@ -201,16 +203,19 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
     for number, fault in enumerate([*plan.faults, None], 1):
         life, store = _live(scenario, result, store, fault, number)
         result.lives.append(life)
-        records = run(read_records(store))
-        result.problems += _problems_of_store(scenario, records, seen)
-        seen = records
+        if life.opened or seen is not None:
+            records = run(read_records(store))
+            result.problems += _problems_of_store(scenario, records, seen)
+            seen = records
         if life.ended == "stuck" or (life.ended == "done" and not life.reached):
             break
     result.records = seen
-    assert seen is not None, "there is one life at least"
-    result.problems += _problems_at_the_end(scenario, result, seen)
-    result.form = normal_form(seen, scenario.rules)
-    if reference is not None and reference.form is not None:
+    if seen is None:
+        result.problems.append("the program never opened its store")
+    else:
+        result.problems += _problems_at_the_end(scenario, result, seen)
+        result.form = normal_form(seen, scenario.rules)
+    if reference is not None and reference.form is not None and result.form is not None:
         result.problems += differences(reference.form, result.form, scenario.rules)
     del result.problems[MAX_PROBLEMS:]
     return result
@@ -256,12 +261,18 @@ def _live(
             if report.type not in scenario.reports
         ]
     life = Life(
-        fault=fault, ended=ended, reached=reached, commits=storage.commits, reads=storage.reads, steps=loop.steps
+        fault=fault,
+        ended=ended,
+        reached=reached,
+        opened=storage.opened,
+        commits=storage.commits,
+        reads=storage.reads,
+        steps=loop.steps,
     )
     world.now = loop.time() + DOWNTIME
     after = storage.snapshot()
     loop.drop()
-    stored = run(_last_commit(after))
+    stored = run(_last_commit(after)) if storage.opened else 0
     for who, seq in (("the process was", storage.acknowledged), ("somebody outside was", host.heard_seq)):
         if seq > stored:
             problems.append(f"life {number}: {who} told of commit {seq}, but the last one stored is {stored}")

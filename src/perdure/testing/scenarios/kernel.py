@@ -9,7 +9,7 @@ from typing import cast
 
 from msgspec import structs
 
-from perdure.kernel.document import Document
+from perdure.kernel.document import Document, field
 from perdure.kernel.entries import Entry
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import NULL, ROOT_CONVERSATION, Completed, Terminal
@@ -166,6 +166,43 @@ async def watch(host: Host) -> None:
             await watching
 
 
+class Log(Document, kind="app.log", scope="conversation", history="rewindable", fork="current"):
+    """A document that changes in every way one can."""
+
+    lines: list[str] = field(default_factory=list[str])
+    marks: dict[str, int] = field(default_factory=dict[str, int])
+    text: str = ""
+
+
+async def documents(host: Host) -> None:
+    """A document that grows, shrinks, is retired and made anew, over many deltas and the bases between them."""
+    async with open_session(host) as session:
+        for number in range(1, 13):
+            async with session.commit(conversation_id=ROOT_CONVERSATION) as tx:
+                if not await once(tx, f"change-{number}"):
+                    continue
+                tx.append(Step(number=number))
+                if number == 8:
+                    await tx.retire(Log)
+                    continue
+                log = await tx.draft(Log)
+                log.lines.append(f"line {number} " + "x" * 100 * number)
+                log.marks[str(number)] = number
+                log.text += f"{number}, "
+                if number % 3 == 0:
+                    del log.lines[0]
+                    if str(number - 1) in log.marks:
+                        del log.marks[str(number - 1)]
+                    log.text = log.text[3:]
+        now = await session.snapshot(Log, conversation=ROOT_CONVERSATION)
+        assert now is not None
+        assert (len(now.lines), now.text) == (2, " 11, 12, "), "what was retired is not there"
+        entries = await session.entries(ROOT_CONVERSATION)
+        then = await session.snapshot(Log, conversation=ROOT_CONVERSATION, at=entries[6].id)
+        assert then is not None
+        assert (len(then.lines), len(then.marks)) == (5, 5), "history is never rewritten"
+
+
 KERNEL = (
     Scenario(name="atomic", program=atomic, always=all_or_nothing),
     Scenario(
@@ -175,5 +212,6 @@ KERNEL = (
         rules=Rules(unordered=frozenset({"app.step"})),
     ),
     Scenario(name="fork", program=fork),
+    Scenario(name="documents", program=documents),
     Scenario(name="watch", program=watch),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
+from perdure.kernel.document import Document
+from perdure.kernel.document import field as document_field
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import SessionFailed
 from perdure.kernel.records import ROOT_CONVERSATION, Aborted, Completed, Failed, Faulted, Outcome
@@ -126,6 +128,32 @@ async def memo(host: Host) -> None:
 
     async with open_tasks(host, Draw) as (session, runtime):
         await runtime.wait(await begin(session, Draw))
+
+
+class Scratch(Document, kind="app.scratch", scope="task"):
+    """What a task notes for itself; gone with it."""
+
+    seen: list[str] = document_field(default_factory=list[str])
+
+
+async def scratch(host: Host) -> None:
+    """A document of a task's own: it holds what the phases before committed, and retires in the task's last commit."""
+
+    class Notes(Task[str, str], kind="app.notes"):
+        async def start(self, run: Run[str, str, int | None]) -> Next[str]:
+            number = run.checkpoint or 0
+            async with run.commit() as tx:
+                notes = await tx.draft(Scratch, task=run.id)
+                assert list(notes.seen) == [str(n) for n in range(number)], "each phase notes once"
+                notes.seen.append(str(number))
+                if number == 3:
+                    return tx.complete(" ".join(notes.seen))
+                return tx.go(self.start, number + 1)
+
+    async with open_tasks(host, Notes) as (session, runtime):
+        id = await begin(session, Notes)
+        assert text_of(await runtime.wait(id)) == "0 1 2 3"
+        assert await session.snapshot(Scratch, task=id) is None
 
 
 async def sleep(host: Host) -> None:
@@ -442,6 +470,7 @@ TASKS = (
     _scenario(phases, safe=frozenset({"first", "second", "third"})),
     Scenario(name="unsafe-phase", program=unsafe_phase, unsafe=frozenset({"launch"})),
     _scenario(memo, safe=frozenset({"drawn"})),
+    _scenario(scratch),
     _scenario(sleep),
     _scenario(signals),
     Scenario(name="faults", program=faults, reports=frozenset({"task_faulted"})),
