@@ -560,6 +560,7 @@ async def test_mail_is_answered_once() -> None:
         with pytest.raises(NotFound):
             await second
         assert session.failed is None
+        assert session.staged.replies == set(), "what has settled is not kept"
 
 
 async def test_values_that_are_not_json_are_refused_at_the_write() -> None:
