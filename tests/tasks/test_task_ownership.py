@@ -47,7 +47,7 @@ class Work:
         for record in self.tasks.values():
             tree.add_task(record)
             if isinstance(record.state, Waiting):
-                tree.add_wait(record.id, record.state.on)
+                tree.add_wait(record.id, record.state.on, self.tasks.get)
         return tree
 
 
@@ -169,6 +169,7 @@ def test_what_look_does_not_know_is_not_there(work: Work) -> None:
 def test_conversations_without_tasks_are_forgotten_when_there_are_too_many(monkeypatch) -> None:
     monkeypatch.setattr("perdure.tasks.ownership.KEPT_OWNERS", 10)
     tree = WorkTree()
+    assert tree._forget_at == 10
     tree.add_conversation(1, None)
     tree.add_task(_task(1000, 1, None))
     for id in range(2, 50):

@@ -644,3 +644,23 @@ async def test_state_types_are_what_they_say(world: World, parts) -> None:
         assert isinstance(state, Waiting)
         (live,) = [live for live in await world.runtime.inspect() if live.id == id]
         assert (live.status, live.waits_for, live.phase) == ("waiting", state.on, "then")
+
+
+async def test_what_has_ended_leaves_nothing_behind_in_memory(world: World, parts) -> None:
+    parts |= {"a": done, "b": done, "w then": done}
+
+    async def body(run: Run[Any, Any, Any]) -> Next[Any]:
+        async with run.commit() as tx:
+            room = tx.create_conversation(owner=run.id)
+            ids = [tx.create_task(Play, "b").id, tx.create_task(Play, "b", owner=None, conversation=room.id).id]
+            return tx.wait([named(world, "a").id, *ids], Play().then, None)
+
+    parts["w"] = body
+    async with world.open(Play):
+        await world.runtime.wait(await world.create(Play, "a"))
+        await world.runtime.wait(await world.create(Play, "w"))
+        await settle()
+        tree, runtime = world.runtime.tree, world.runtime
+        kept = [tree._children, tree._conversations, tree._tasks, tree._waiters]
+        kept += [runtime.invocations, runtime.blocked_tasks, runtime._due, runtime._errands]
+        assert not any(kept), kept

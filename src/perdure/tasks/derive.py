@@ -273,7 +273,7 @@ class _Candidate:
             self.mark_owned(record)
             self.decide(record)
         elif isinstance(state, Waiting):
-            self.host.tree.add_wait(record.id, state.on)
+            self.host.tree.add_wait(record.id, state.on, self.look)
             if self.wait_is_over(state, record):
                 self.resume(record)
 

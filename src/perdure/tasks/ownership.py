@@ -33,13 +33,14 @@ class WorkTree:
         """Conversation -> the task that owns it."""
         self._waiters: dict[int, set[int]] = {}
         """Task -> tasks that wait for it."""
+        self._forget_at = KEPT_OWNERS
 
     # --- keeping it --------------------------------------------------------------------------------------------
 
     def add_conversation(self, id: int, owner: int | None) -> None:
         if id in self._owners:
             return
-        if len(self._owners) >= KEPT_OWNERS:
+        if len(self._owners) >= self._forget_at:
             self._forget_quiet()
         self._owners[id] = owner
         if owner is not None:
@@ -55,9 +56,11 @@ class WorkTree:
         else:
             self._children.setdefault(record.owner, set()).add(record.id)
 
-    def add_wait(self, waiter: int, on: Iterable[int]) -> None:
+    def add_wait(self, waiter: int, on: Iterable[int], look: Look) -> None:
+        """The waiter waits for those of the named tasks that are live."""
         for id in on:
-            self._waiters.setdefault(id, set()).add(waiter)
+            if look(id) is not None:
+                self._waiters.setdefault(id, set()).add(waiter)
 
     def forget_task(self, record: TaskRecord) -> None:
         """A task is terminal, for good."""
@@ -76,6 +79,7 @@ class WorkTree:
             owner = self._owners.pop(id)
             if owner is not None and owner in self._conversations:
                 self._conversations[owner].discard(id)
+        self._forget_at = max(KEPT_OWNERS, 2 * len(self._owners))
 
     # --- upwards -----------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ async def load_tree(runtime: TaskRuntime) -> None:
             runtime.tree.add_conversation(conversation.id, conversation.owner)
         runtime.tree.add_task(record)
         if isinstance(record.state, Waiting):
-            runtime.tree.add_wait(record.id, record.state.on)
+            runtime.tree.add_wait(record.id, record.state.on, session.live.settled.get)
 
 
 async def recover(runtime: TaskRuntime) -> None:

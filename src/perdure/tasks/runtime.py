@@ -292,9 +292,11 @@ class TaskRuntime:
 
     # --- looking -----------------------------------------------------------------------------------------------
 
-    async def inspect(self) -> list[LiveTask]:
+    async def inspect(self, *, context: Context | None = None) -> list[LiveTask]:
         """Every live task by id, with its state and why it is blocked. Runs nothing."""
         self.session.check_open()
+        if context is not None:
+            context.check()
         return [looking.live_task(self, record) for _, record in sorted(self.session.live.settled.items())]
 
     def task_graph(self) -> list[TaskNode]:
