@@ -1,0 +1,100 @@
+"""pydantic-ai's model for an endpoint, with a connection that lasts as long as one request."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+from pydantic_ai.models import Model
+
+from perdure.harness.model import ModelError
+from perdure.models.endpoints import COMPATIBLE, Endpoint, Protocol
+
+if TYPE_CHECKING:
+    from pydantic_ai.providers import Provider as LibraryProvider
+
+NO_KEY: Final = "no-key"
+"""Sent where no key is wanted: the SDK insists on one."""
+
+OWN: Final = frozenset({"openai", "openai-chat", "anthropic"})
+"""Endpoints that are a provider's own service, or stand in front of it."""
+
+
+LIBRARY: Final[dict[Protocol, tuple[str, ...]]] = {
+    "openai": ("pydantic_ai.models.openai", "pydantic_ai.providers.openai", "pydantic_ai.providers.openai_compatible"),
+    "anthropic": ("pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic"),
+}
+LIBRARY["openai-chat"] = LIBRARY["openai"]
+
+
+def load(protocol: Protocol) -> None:
+    """Import what speaks the protocol, and read what it trusts."""
+    _trust()
+    for module in LIBRARY[protocol]:
+        import_module(module)
+
+
+@asynccontextmanager
+async def connected(
+    endpoint: Endpoint,
+    name: str,
+    *,
+    connect_ms: int,
+    stall_ms: int,
+    on_response: Callable[[httpx2.Response], Awaitable[None]],
+) -> AsyncGenerator[Model]:
+    """The library's model, usable within the block. Raises ModelError without a key where one is needed.
+
+    ``on_response`` is called when the provider begins to answer.
+    """
+    key = endpoint.key
+    if key is None:
+        if endpoint.name in OWN or (endpoint.key_variable is not None and endpoint.name != COMPATIBLE):
+            raise ModelError("authentication", f"{endpoint.name} needs a key: {endpoint.key_hint}")
+        key = NO_KEY
+    timeout = httpx2.Timeout(stall_ms / 1000, connect=connect_ms / 1000)
+    async with httpx2.AsyncClient(
+        timeout=timeout, verify=_trust(), follow_redirects=True, event_hooks={"response": [on_response]}
+    ) as http:
+        if endpoint.protocol == "anthropic":
+            yield _anthropic(endpoint, name, key, http)
+        else:
+            yield _openai(endpoint, name, key, http)
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """Reading the certificates takes longer than a request's other preparations together."""
+    return httpx2.create_ssl_context()
+
+
+def _anthropic(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -> Model:
+    from anthropic import AsyncAnthropic
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    # Retries are the harness's: what the SDK resends nobody counts.
+    client = AsyncAnthropic(api_key=key, base_url=endpoint.address, http_client=http, max_retries=0)
+    return AnthropicModel(name, provider=AnthropicProvider(anthropic_client=client))
+
+
+def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -> Model:
+    from openai import AsyncOpenAI
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+    from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
+
+    client = AsyncOpenAI(api_key=key, base_url=endpoint.address, http_client=http, max_retries=0)
+    provider: LibraryProvider[AsyncOpenAI] = (
+        OpenAIProvider(openai_client=client)
+        if endpoint.name in OWN
+        else OpenAICompatibleProvider(endpoint.name, openai_client=client)
+    )
+    if endpoint.protocol == "openai":
+        return OpenAIResponsesModel(name, provider=provider)
+    return OpenAIChatModel(name, provider=provider)

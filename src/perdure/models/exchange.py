@@ -1,0 +1,170 @@
+"""One request and its answer: the transcript sent by pydantic-ai, what streams told as events, failures as ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
+from pydantic_ai import messages as library
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.harness.messages import AssistantMessage, Usage
+from perdure.harness.model import (
+    Finished,
+    ModelError,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolSpec,
+)
+from perdure.models.answer import answer, usage_of
+from perdure.models.connect import OWN, connected
+from perdure.models.endpoints import Endpoint
+from perdure.models.failures import failure
+from perdure.models.transcript import to_library
+
+NOTHING: Final = Usage()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """With one endpoint."""
+
+    endpoint: Endpoint
+    connect_ms: int
+    stall_ms: int
+    deadline_ms: int
+
+    async def stream(self, request: ModelRequest, name: str) -> AsyncGenerator[ModelEvent]:
+        """Ends with one Finished, or raises ModelError. However it ends, the connection is closed by then."""
+        endpoint = self.endpoint
+        streamed: StreamedResponse | None = None
+        began = False
+
+        async def on_response(_: object) -> None:
+            nonlocal began
+            began = True
+
+        try:
+            async with connected(
+                endpoint, name, connect_ms=self.connect_ms, stall_ms=self.stall_ms, on_response=on_response
+            ) as model:
+                inline = _inline(endpoint, model)
+                sent = to_library(request.messages, model, endpoint=endpoint.name, name=name, inline=inline)
+                async with model_request_stream(
+                    model,
+                    sent,
+                    model_settings=self._settings(request, model, sent),
+                    model_request_parameters=ModelRequestParameters(function_tools=_tools(request.tools)),
+                ) as streamed:
+                    # An async generator, whatever its type says. Closed here, not by the garbage collector.
+                    events = cast("AsyncGenerator[library.ModelResponseStreamEvent]", aiter(streamed))
+                    calls: dict[int, library.ToolCallPart] = {}
+                    try:
+                        async for event in events:
+                            told = _told(event, calls)
+                            if told is not None:
+                                yield told
+                    finally:
+                        await events.aclose()
+                message: AssistantMessage = answer(streamed.get(), endpoint, name)
+        except ModelError:
+            raise
+        except Exception as error:
+            used = usage_of(streamed.usage) if streamed is not None else NOTHING
+            # Not as its cause: the library's errors quote requests, and hold the headers that were sent.
+            raise failure(error, endpoint, usage=None if used == NOTHING else used, began=began) from None
+        yield Finished(message)
+
+    def _settings(self, request: ModelRequest, model: Model, sent: list[library.ModelMessage]) -> ModelSettings:
+        endpoint = self.endpoint
+        settings: dict[str, object] = {"request_timeout": self.deadline_ms / 1000}
+        if request.max_output is not None:
+            settings["max_tokens"] = request.max_output
+        if request.thinking != "off":
+            settings["thinking"] = request.thinking
+        elif endpoint.name in OWN or endpoint.protocol == "anthropic":
+            settings["thinking"] = False  # servers of other people may not know how it is switched off
+        if endpoint.protocol == "anthropic":
+            # Breakpoints on single blocks, which every server of this protocol knows.
+            settings |= dict.fromkeys(
+                ("anthropic_cache_instructions", "anthropic_cache_tool_definitions", "anthropic_cache_messages"), True
+            )
+            if request.thinking != "off" and _cannot_think_yet(model, sent):
+                settings["thinking"] = False
+        elif endpoint.protocol == "openai":
+            settings["openai_store"] = False  # the transcript is here; what was thought comes back encrypted
+        if endpoint.name in OWN and endpoint.protocol != "anthropic" and request.session_key:
+            settings["openai_prompt_cache_key"] = request.session_key
+        settings |= endpoint.settings
+        return cast("ModelSettings", cast("object", settings))
+
+
+def _inline(endpoint: Endpoint, model: Model) -> bool:
+    """Whether system messages may stand in the middle."""
+    if endpoint.system_messages is not None:
+        return endpoint.system_messages == "inline"
+    own = endpoint.name in OWN and endpoint.address is None
+    return own and model.profile.get("supports_inline_system_prompts", False)
+
+
+def _cannot_think_yet(model: Model, sent: Sequence[library.ModelMessage]) -> bool:
+    """Models that think within a budget refuse to begin to after a call that they made without."""
+    if model.profile.get("anthropic_supports_adaptive_thinking", False):
+        return False
+    for message in reversed(sent):
+        if isinstance(message, library.ModelResponse):
+            called = any(isinstance(part, library.ToolCallPart) for part in message.parts)
+            return called and not isinstance(message.parts[0], library.ThinkingPart)
+    return False
+
+
+def _tools(specs: Sequence[ToolSpec]) -> list[ToolDefinition]:
+    return [
+        ToolDefinition(
+            name=spec.name,
+            description=spec.description,
+            parameters_json_schema=msgspec.json.decode(spec.parameters, type=dict[str, Any]),
+            strict=False,  # the schema as it is; the harness checks arguments itself
+        )
+        for spec in specs
+    ]
+
+
+def _told(event: library.ModelResponseStreamEvent, calls: dict[int, library.ToolCallPart]) -> ModelEvent | None:
+    match event:
+        case library.PartStartEvent(index=index, part=part):
+            match part:
+                case library.TextPart(content=text) if text:
+                    return TextDelta(text)
+                case library.ThinkingPart(content=text) if text:
+                    return ThinkingDelta(text)
+                case library.ToolCallPart() if index not in calls:
+                    calls[index] = part
+                    return ToolCallDelta(index, part.tool_call_id, part.tool_name, _written(part.args))
+                case _:
+                    return None
+        case library.PartDeltaEvent(index=index, delta=delta):
+            match delta:
+                case library.TextPartDelta(content_delta=text) if text:
+                    return TextDelta(text)
+                case library.ThinkingPartDelta(content_delta=text) if text:
+                    return ThinkingDelta(text)
+                case library.ToolCallPartDelta(args_delta=args) if args and index in calls:
+                    call = calls[index]
+                    return ToolCallDelta(index, call.tool_call_id, call.tool_name, _written(args))
+                case _:
+                    return None
+        case _:
+            return None
+
+
+def _written(args: object) -> str:
+    return args if isinstance(args, str) else "" if args is None else msgspec.json.encode(args).decode()

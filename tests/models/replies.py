@@ -1,0 +1,76 @@
+"""What the test server is told to answer, without regard to the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    input: int = 100
+    output: int = 20
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A whole answer. ``calls`` are names and the text of their arguments."""
+
+    text: str = ""
+    thinking: str = ""
+    hidden: str = ""
+    """Thinking that the provider shows to nobody, as the data it wants back (Anthropic)."""
+    calls: tuple[tuple[str, str], ...] = ()
+    stop: Literal["stop", "length", "refusal", "filter"] = "stop"
+    tokens: Tokens = Tokens()
+    phase: str | None = None
+    """Of the text (OpenAI Responses)."""
+    usage: bool = True
+    """Whether the usage is told (Chat Completions)."""
+
+
+How: TypeAlias = Literal["cut", "end", "stall", "garbage", "shape", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """An answer of which only the first ``after`` events come.
+
+    cut: the connection breaks. end: the stream ends as if that were all. stall: nothing more comes. garbage: no JSON.
+    shape: JSON that is no event. error: the provider's error event ``code``.
+    """
+
+    answer: Answer
+    after: int
+    how: How
+    code: str = "overloaded"
+    repeat: bool = False
+    """Without it, what is sent then goes on with the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """No answer, but a status."""
+
+    status: int
+    code: str = ""
+    """The provider's code or type of the error."""
+    message: str = "it failed on cue"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str | None = None
+    """In place of the protocol's."""
+
+
+Reply: TypeAlias = Answer | Broken | Refusal
+
+
+def say(text: str, **rest) -> Answer:
+    return Answer(text=text, **rest)
+
+
+def call(*calls: tuple[str, str], **rest) -> Answer:
+    return Answer(calls=calls, **rest)
