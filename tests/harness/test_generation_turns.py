@@ -408,11 +408,7 @@ async def test_usage_is_summed_over_the_session_h157() -> None:
 # --- outcomes that are not its own ----------------------------------------------------------------------------------
 
 
-async def test_a_generation_that_faults_ends_its_inputs_faulted_h41() -> None:
-    class Broken(ScriptedModel):
-        def find(self, model):
-            raise RuntimeError("broken catalogue")
-
+async def test_a_generation_that_faults_ends_its_inputs_faulted_h41(monkeypatch) -> None:
     hold = Hold()
     model = ScriptedModel(say("x"), pace=hold)
     reports = []
@@ -420,10 +416,13 @@ async def test_a_generation_that_faults_ends_its_inputs_faulted_h41() -> None:
         root = await harness.root()
         submission = await root.submit("hi")
         await hold.reached.wait()
-        # From here on the catalogue raises, which no phase expects.
-        harness._host.session  # noqa: B018
-        object.__setattr__(harness._host, "models", Broken())
         queued = await root.submit("more")
+
+        def broken(*_) -> None:
+            raise RuntimeError("a bug")
+
+        # Something no phase expects.
+        monkeypatch.setattr("perdure.harness.generation.storable", broken)
         hold.release()
         record = await submission.wait()
         assert (record.status, record.reason) == ("unanswered", "faulted")
@@ -432,6 +431,38 @@ async def test_a_generation_that_faults_ends_its_inputs_faulted_h41() -> None:
         task = await harness.session.task((record.id or 0) + 1)
         assert task is not None
         assert isinstance(task.outcome, Faulted)
+
+
+async def test_a_catalogue_that_raises_is_no_model_and_faults_nothing_k133() -> None:
+    class Broken(ScriptedModel):
+        def find(self, model):
+            raise RuntimeError("broken catalogue")
+
+    reports = []
+    async with opened(Broken(say("x")), reports=reports) as harness:
+        record = await (await (await harness.root()).submit("hi")).wait()
+        assert record.reason == "no_model"
+        assert {report.type for report in reports} == {"model_adapter_failed"}
+
+
+async def test_a_tool_whose_schema_cannot_be_made_is_left_out_k133() -> None:
+    @tool
+    async def odd(x: Unheard) -> str:  # noqa: F821  # pyright: ignore
+        """Odd."""
+        return ""
+
+    reports = []
+    model = ScriptedModel(say("x"))
+    async with opened(model, tools=(look, odd), reports=reports) as harness:
+        assert (await (await (await harness.root()).submit("hi")).answer()).text == "x"
+        assert [spec.name for spec in model.requests[0].tools] == ["look"]
+        assert {report.type for report in reports} == {"tool_unusable"}
+
+
+async def test_an_answer_cut_at_the_output_limit_is_an_answer_h70() -> None:
+    async with opened(ScriptedModel(say("half a", stop="length"))) as harness:
+        answer = await (await (await harness.root()).submit("hi")).answer()
+        assert (answer.text, answer.message.stop_reason) == ("half a", "length")
 
 
 async def test_live_shows_the_run_and_its_turns_h13() -> None:

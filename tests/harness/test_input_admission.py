@@ -450,6 +450,8 @@ async def test_messages_no_model_reads_are_refused_at_the_write() -> None:
             await root.write(Broken(text="x"))
         with pytest.raises(ValueError, match="needs content"):
             await root.submit([])
+        with pytest.raises(ValueError, match="needs content"):
+            await root.submit("")
         with pytest.raises(NotJson):
             await root.submit("lone \ud800")
         with pytest.raises(ValueError, match="mode is"):

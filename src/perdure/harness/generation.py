@@ -6,6 +6,7 @@ a request is classified in one commit: an answer, a round of tools, a failure th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
 from perdure.tasks.transaction import RunTransaction
+
+_log = logging.getLogger("perdure")
 
 MOST_CALLS = 500
 """In one answer; one with more is refused like a malformed one."""
@@ -225,6 +228,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if delay is None:
             await end_run(host, tx, run.conversation_id, NoAnswer("model_error", words))
             return tx.fail(error.code, said)
+        _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, pinned.attempt + 1, error.code, delay)
         until = tx.at + delay
         attempt = pinned.attempt + 1
         live = await tx.draft(Live)

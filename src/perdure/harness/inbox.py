@@ -14,7 +14,7 @@ from msgspec import structs
 
 from perdure.harness.boundary import Boundary, plan
 from perdure.harness.documents import RESET, USER, Inbox, InboxEntry, InboxItem, InboxMode, Live
-from perdure.harness.messages import UserPart, decode_messages, user_content
+from perdure.harness.messages import Text, UserPart, decode_messages, user_content
 from perdure.harness.settings import Settings
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound, PerdureError
@@ -109,9 +109,9 @@ class Content:
 
 def input_content(content: str | Sequence[UserPart]) -> Content:
     """A user message. Raises NotJson, ValueError for one without anything in it."""
-    parts = user_content(content)
+    parts = _said(content)
     if not parts:
-        raise ValueError("an input needs content: a text, or at least one part")
+        raise ValueError("an input needs content: a text that is not empty, or another part")
     return Content("input", USER, [_user_message(parts, "content")])
 
 
@@ -129,9 +129,14 @@ def write_content(entry: Entry, *, head: int | Literal["self"] | None, edits: Se
 
 def reset_content(handoff: str | Sequence[UserPart] | None) -> Content:
     """A head that points at itself; the handoff is what the model's context begins with (rules H29, H30)."""
-    parts = () if handoff is None else user_content(handoff)
+    parts = () if handoff is None else _said(handoff)
     messages = [_user_message(parts, "handoff")] if parts else []
     return Content("write", RESET, messages, head="self")
+
+
+def _said(content: str | Sequence[UserPart]) -> tuple[UserPart, ...]:
+    """The parts that hold something: models refuse empty texts."""
+    return tuple(part for part in user_content(content) if not (isinstance(part, Text) and not part.text))
 
 
 def _user_message(parts: Sequence[UserPart], at: str) -> JsonValue:

@@ -13,6 +13,7 @@ from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
 from perdure.harness.prompt import Shown, difference, render
 from perdure.harness.registry import ConversationInfo
 from perdure.harness.tool import AnyTool
+from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import digest
 from perdure.kernel.records import from_raw
 from perdure.kernel.reports import Report
@@ -62,10 +63,10 @@ async def prepare(
         return None
     shown, newest = known
     agent = await tx.read(Agent, conversation=conversation_id) or Agent()
-    model = _model(host, agent)
+    model = _model(host, agent, conversation_id)
     if isinstance(model, NoModel):
         return model
-    tools = host.registry.offered(agent)
+    tools, offered = _usable(host, agent, conversation_id)
     data = difference(shown, _sections(host, conversation_id, agent, tools, shown))
     if data is not None:
         entry = tx.append_record(
@@ -80,7 +81,7 @@ async def prepare(
         model=model,
         through=newest,
         thinking=agent.thinking,
-        tools=tuple(OfferedTool(tool.name, spec_digest(tool.spec)) for tool in tools),
+        tools=offered,
         session_key=await _session_key(tx, conversation_id),
         turn=turn,
         attempt=attempt,
@@ -89,7 +90,7 @@ async def prepare(
 
 async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> ModelRequest | None:
     """The pinned request, whole. None: its model or a tool it offers is not what it was; prepare again."""
-    if host.models is None or host.models.find(pinned.model) is None:
+    if not _reaches(host, pinned.model, conversation_id):
         return None
     specs: list[ToolSpec] = []
     if pinned.tools:
@@ -109,15 +110,42 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
     )
 
 
-def _model(host: Host, agent: Agent) -> str | NoModel:
+def _model(host: Host, agent: Agent, conversation_id: int) -> str | NoModel:
     if host.models is None:
         return NoModel("the harness was opened without models")
     model = agent.model or host.models.default
     if model is None:
         return NoModel("the conversation's agent names no model, and the harness has no default")
-    if host.models.find(model) is None:
+    if not _reaches(host, model, conversation_id):
         return NoModel(f"the model {model!r} is not one that the harness can reach")
     return model
+
+
+def _reaches(host: Host, model: str, conversation_id: int) -> bool:
+    """Whether the harness has that model. A catalogue that raises has none."""
+    try:
+        return host.models is not None and host.models.find(model) is not None
+    except Exception as error:  # an adapter's own code
+        _report(host, "model_adapter_failed", "the models' catalogue raised", conversation_id, error)
+        return False
+
+
+def _usable(host: Host, agent: Agent, conversation_id: int) -> tuple[list[AnyTool], tuple[OfferedTool, ...]]:
+    """The conversation's tools, and what the model is offered of them. One whose schema cannot be made is left out."""
+    tools: list[AnyTool] = []
+    offered: list[OfferedTool] = []
+    for tool in host.registry.offered(agent):
+        try:
+            offered.append(OfferedTool(tool.name, spec_digest(tool.spec)))
+        except PerdureError as error:
+            _report(host, "tool_unusable", f"the tool {tool.name!r} cannot be offered", conversation_id, error)
+        else:
+            tools.append(tool)
+    return tools, tuple(offered)
+
+
+def _report(host: Host, type: str, message: str, conversation_id: int, error: Exception) -> None:
+    host.session.report(Report(type=type, message=message, conversation=conversation_id, error=error))
 
 
 def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyTool], shown: Shown) -> dict[str, str]:
@@ -130,14 +158,8 @@ def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyToo
             texts.append((section.name, section.render(info)))
         except Exception as error:  # an extension's own code
             failed.add(section.name)
-            host.session.report(
-                Report(
-                    type="section_failed",
-                    message=f"the prompt section {section.name!r} raised; what was shown of it stays",
-                    conversation=conversation_id,
-                    error=error,
-                )
-            )
+            said = f"the prompt section {section.name!r} raised; what was shown of it stays"
+            _report(host, "section_failed", said, conversation_id, error)
     texts += [("instructions", agent.instructions), ("working directory", agent.cwd or "")]
     sections: dict[str, str] = {}
     for name, text in texts:

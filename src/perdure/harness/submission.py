@@ -182,6 +182,8 @@ class Submission:
     async def wait(self, *, through_blocked: bool = False, context: Context | None = None) -> SubmissionRecord:
         """Wait until it is done or unanswered, durably (rule H21). Starts the scheduler.
 
+        One that a failed run left in the queue waits on, for the next input to place it (rule H51).
+
         Raises WorkBlocked if the run it waits for cannot go on by itself, unless ``through_blocked``. Cancelling this
         wait, or its context, ends the wait alone.
         """
