@@ -104,7 +104,9 @@ class Ship(Task[str, str], kind="app.ship"):
 
     async def start(self, run: Run[str, str, None]) -> Next[str]:
         note(self.folder / "shipped", f"{run.input} {run.idempotency_key}")
-        tell(shipped=run.input)
+        for n in range(6):
+            tell(shipped=run.input, step=n)
+            await asyncio.sleep(0)
         async with run.commit() as tx:
             tx.append(Happened(key=run.input, what="shipped"))
             (await tx.draft(Tally)).n += 1
@@ -147,20 +149,27 @@ async def converse(conversation: Conversation, name: str, kinds: list[int]) -> N
     await conversation.idle()
 
 
+async def take_a_while(call: ToolCall) -> None:
+    """Where most kills are to hit: what the call is for is done, and nobody has heard of it yet."""
+    for n in range(12):
+        call.output(f"step {n}\n")
+        tell(call=call.id, step=n)
+        await asyncio.sleep(0)
+
+
 async def main(folder: Path, seed: str) -> None:
     @tool(name="charge")
     async def charge(key: str, call: ToolCall) -> str:
         """Must not be done twice."""
         note(folder / "charged", f"{key} {call.idempotency_key}")
-        tell(charged=key)
-        call.output(f"charging {key}\n")
+        await take_a_while(call)
         return f"charged {key}"
 
     @tool(name="look", replay="safe")
     async def look(key: str, call: ToolCall) -> str:
         """May be done again."""
         note(folder / "looked", f"{key} {call.idempotency_key}")
-        tell(looked=key)
+        await take_a_while(call)
         return f"looked at {key}"
 
     async def pace(request: ModelRequest, event: int) -> None:

@@ -25,7 +25,7 @@ from perdure import Session, SqliteStorage
 from perdure.harness.documents import Inbox, Live
 
 KILLS = 15
-LONGEST = 60
+LONGEST = 100
 """Lines of one life at most, before it is killed."""
 
 

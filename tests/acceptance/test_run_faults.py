@@ -6,8 +6,10 @@ Rules H55 to H62 (context), H69, H74, H86 to H92 (calls), K72 to K75 (mailbox), 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,6 +39,8 @@ from perdure import (
     LocalEnvironment,
     ModelRequest,
     Next,
+    NotStopped,
+    Report,
     Run,
     SqliteStorage,
     Task,
@@ -141,7 +145,7 @@ async def test_a_stop_command_that_comes_again_stops_nothing_newer(store: Path) 
         root = await harness.root()
         first = await root.submit("hi")
         (task,) = (await harness.inspect()).tasks
-        stop = {"conversation_id": root.id, "run": task.id}
+        stop: JsonValue = {"conversation_id": root.id, "run": task.id}
         assert (await answered(store, post(store, "abort", stop, now=1))).ok
         assert (await first.wait()).reason == "aborted"
         second = await root.submit("long")
@@ -385,6 +389,26 @@ async def test_a_request_that_is_retried_because_nobody_heard_of_it_runs_once(
     assert kinds(store) == ["pi.user", "pi.assistant", "pi.tool-result", "pi.assistant"]
 
 
+async def test_a_request_that_is_retried_by_mail_runs_once(store: Path) -> None:
+    """K72, H34: left in the mailbox twice, once while nobody was there, and submitted besides."""
+    model = ScriptedModel(SCRIPT)
+    wanted: dict[str, JsonValue] = {"conversation_id": 1, "content": "hi", "request_id": "r"}
+    async with opened(store) as harness:
+        await harness.root()
+    first = post(store, "input", wanted, now=1)
+    async with opened(store, model) as harness:
+        second = post(store, "input", wanted, now=2)
+        other = post(store, "input", {**wanted, "content": "long"}, now=3)
+        replies = [await answered(store, id) for id in (first, second, other)]
+        assert [found.ok for found in replies] == [True, True, False]
+        submission = await (await harness.root()).submit("hi", request_id="r")
+        assert [json.loads(bytes(found.result)) for found in replies[:2]] == [{"submission": submission.id}] * 2
+        assert (await submission.answer()).text == "hello"
+        await harness.idle()
+    assert len(model.requests) == 1
+    assert len(records(store, "submissions")) == 1
+
+
 # --- abort reports done while the command goes on; a grandchild holds the pipe ---------------------------------------
 
 
@@ -471,6 +495,38 @@ async def test_what_a_killed_host_left_running_is_ended_before_the_next_command(
     results = [line for line in again["transcript"] if line.startswith("tool-result")]
     assert "interrupted" in results[0]
     assert results[1] == "tool-result second\n"
+
+
+async def test_an_abort_that_cannot_stop_code_says_so_and_is_carried_out_when_it_returns(store: Path) -> None:
+    """T86 to T89: a synchronous tool runs in a thread, which nobody can stop."""
+    gate, reached, loop = threading.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    @tool(name="work")
+    def work() -> str:
+        """Work."""
+        loop.call_soon_threadsafe(reached.set)
+        gate.wait(60)
+        return "too late"
+
+    reports: list[Report] = []
+    model = ScriptedModel(SCRIPT)
+    async with opened(store, model, tools=(work,), drain_ms=20, reports=reports) as harness:
+        root = await harness.root()
+        submission = await root.submit("work")
+        await reached.wait()
+        with pytest.raises(NotStopped, match=r"pi\.tool") as raised:
+            await root.abort()
+        assert len(raised.value.names) == 1
+        assert [report.type for report in reports] == ["not_stopped"]
+        assert "tool" in reports[0].message
+        assert await submission.status() == "placed", "nothing is said to have ended that has not"
+        assert all(task.abort_requested for task in (await harness.inspect()).tasks)
+        gate.set()
+        assert (await submission.wait()).reason == "aborted"
+        await harness.idle()
+        assert (await (await root.submit("hi")).answer()).text == "hello"
+    (result,) = [e["data"] for e in records(store, "entries") if e["kind"] == "pi.tool-result"]
+    assert result["code"] == "aborted"
 
 
 # --- one waiter's time-out cancels another's wait --------------------------------------------------------------------
