@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 import perdure
 from perdure.kernel.errors import PerdureError
+
+T = TypeVar("T")
 
 app = typer.Typer(
     help="perdure: durable agents. An agent that is killed goes on exactly where its log says it was.",
@@ -19,6 +22,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _run(command: str, work: Coroutine[None, None, T]) -> T:
+    """Do what a command does; what it cannot do is one sentence and the exit code 1."""
+    try:
+        return asyncio.run(work)
+    except PerdureError as error:
+        typer.echo(f"perdure {command}: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 class CrashMode(StrEnum):
@@ -59,6 +71,53 @@ def demo(
 
 
 @app.command()
+def chat(
+    text: Annotated[str | None, typer.Argument(help="Sent first.")] = None,
+    db: Annotated[
+        Path | None, typer.Option("--db", help="The store; made if it is not there. Otherwise one a user.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="provider:name, or scripted to try it without a key. Otherwise the conversation's own, "
+            "PERDURE_MODEL, or the one asked last."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Go on in the conversation of that name, or make one.")] = None,
+    conversation: Annotated[str | None, typer.Option(help="Go on in this one: its id or name.")] = None,
+    resume: Annotated[bool, typer.Option("--continue", help="Go on in the newest conversation.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="A new conversation, also where one was left in the middle of a run.")
+    ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where files and commands are. Otherwise where the conversation was, or here."),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Only lines: no colours, nothing redrawn.")] = False,
+) -> None:
+    """Talk to an agent that works with files and commands. Kill it, start it again: it is where it was."""
+    if sum((conversation is not None, resume, new)) > 1:
+        raise typer.BadParameter("only one of --continue, --conversation and --new makes sense")
+    if conversation is not None and name is not None:
+        raise typer.BadParameter("--conversation and --name each say which conversation; give one of them")
+    from perdure.cli.chat.run import Options
+    from perdure.cli.chat.run import chat as run_chat
+
+    options = Options(
+        text=text,
+        db=db,
+        model=model,
+        name=name,
+        conversation=conversation,
+        resume=resume,
+        new=new,
+        plain=plain,
+        directory=directory,
+    )
+    raise typer.Exit(_run("chat", run_chat(options)))
+
+
+@app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage; it may be in use.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
@@ -66,12 +125,7 @@ def inspect(
     """Show what lives in a store, what waits, and what stands still and why, without disturbing it."""
     from perdure.cli.inspect import look, render
 
-    try:
-        report = asyncio.run(look(file))
-    except PerdureError as error:
-        typer.echo(f"perdure inspect: {error}", err=True)
-        raise typer.Exit(1) from error
-    render(report, as_json=as_json)
+    render(_run("inspect", look(file)), as_json=as_json)
 
 
 @app.command()

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,6 +13,7 @@ import msgspec
 import typer
 from msgspec import structs
 
+from perdure.cli.text import printable, size, when
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
@@ -112,7 +112,7 @@ async def look(path: Path) -> StoreReport:
     """Read a closed or a live store. Raises what opening it for reading raises."""
     storage = SqliteStorage(path)
     async with Session.open(storage, read_only=True) as session:
-        holder = _holder(read_holder(f"{storage.path}.lock"))
+        holder = holder_line(read_holder(f"{storage.path}.lock"))
         info = session.info
         page = await session.conversations(limit=MOST_CONVERSATIONS)
         conversations = [await _conversation(session, record.id) for record in page]
@@ -144,7 +144,8 @@ async def look(path: Path) -> StoreReport:
         )
 
 
-def _holder(holder: Holder | None) -> HolderLine | None:
+def holder_line(holder: Holder | None) -> HolderLine | None:
+    """Who a lock file names, and whether that process is still there."""
     if holder is None:
         return None
     state: HolderState
@@ -211,12 +212,12 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
         if state.signal is not None:
             words.append(f"waits for the signal {state.signal!r}")
             if state.deadline is not None:
-                words.append(f"until {_when(state.deadline)}")
+                words.append(f"until {when(state.deadline)}")
         else:
             waited = [str(id) for id in state.on if id in live]
             words.append(f"waits for task{'s' if len(waited) > 1 else ''} {', '.join(waited)}")
     elif isinstance(state, Sleeping):
-        words.append(f"sleeps until {_when(state.until)}")
+        words.append(f"sleeps until {when(state.until)}")
     elif record.status == "running":
         words.append(_RUNNING["ended" if holder is None else holder.state])
     elif record.status == "pending":
@@ -256,18 +257,18 @@ def render(report: StoreReport, *, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
         return
-    typer.secho(_printable(report.path), bold=True)
+    typer.secho(printable(report.path), bold=True)
     typer.echo(
         f"format {report.format}, log {report.log_id}, epoch {report.epoch}, "
-        f"{report.commits} commits, {_bytes(report.bytes)}"
+        f"{report.commits} commits, {size(report.bytes)}"
     )
     typer.echo(_opened(report.holder))
     for warning in report.warnings:
-        typer.echo(_printable(warning))
+        typer.echo(printable(warning))
     if report.mail:
         typer.echo(f"requests in the mailbox: {report.mail}")
     if report.wake is not None:
-        typer.echo(f"the next timer is due at {_when(report.wake)}")
+        typer.echo(f"the next timer is due at {when(report.wake)}")
     _table("conversations", report.conversations)
     _table("live tasks", report.tasks)
     _table("submissions queued or placed", report.submissions)
@@ -278,7 +279,7 @@ def render(report: StoreReport, *, as_json: bool) -> None:
 def _opened(holder: HolderLine | None) -> str:
     if holder is None:
         return "not open"
-    who = f"process {holder.pid} on {_printable(holder.host)} since {_when(holder.since)}"
+    who = f"process {holder.pid} on {printable(holder.host)} since {when(holder.since)}"
     match holder.state:
         case "alive":
             return f"open in {who}"
@@ -306,22 +307,4 @@ def _table(title: str, lines: Sequence[Line]) -> None:
 def _cell(value: object) -> str:
     if not value:
         return ""
-    return "yes" if value is True else _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    """What a store holds does not get to speak to the terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def _when(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit always fits")
+    return "yes" if value is True else printable(str(value))

@@ -1,0 +1,1 @@
+"""``perdure chat``: a terminal chat over a store. Interrupted, killed, started again, it is where it was."""

@@ -1,0 +1,56 @@
+"""What is typed: an input, a steering input, or a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from perdure.cli.errors import CommandError
+from perdure.cli.style import Line, line
+
+Name: TypeAlias = Literal["help", "name", "model", "reset", "abort", "quit"]
+
+HELP: Final = (
+    ("Enter", "sends; while the model works, it queues the input for after its answer"),
+    ("! text, Ctrl-S, Alt-Enter", "steers: the input joins the run after the calls that are under way"),
+    ("\\ Enter", "goes on in a new line"),
+    ("Ctrl-C", "aborts the run and takes back what is queued; again, or when nothing runs, leaves"),
+    ("/name [text]", "names the conversation, or says its name"),
+    ("/model [provider:name]", "asks another model from now on, or says which"),
+    ("/reset [text]", "begins the model's context anew, with the text to go on from"),
+    ("/abort", "what Ctrl-C does"),
+    ("/quit", "leaves; what runs goes on at the next start"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: Name
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    text: str
+    steer: bool
+
+
+def parse(text: str, *, steer: bool) -> Command | Said:
+    """A line that begins with a space is sent as it is. Raises CommandError for a command that is none."""
+    if text.startswith(" "):
+        return Said(text[1:], steer)
+    if text.startswith("!"):
+        return Said(text[1:].strip(), True)
+    if not text.startswith("/"):
+        return Said(text, steer)
+    word, _, argument = text[1:].partition(" ")
+    for name in get_args(Name):
+        if word == name:
+            return Command(name, argument.strip())
+    raise CommandError(f"there is no command /{word}; /help lists them. To send it as text, begin with a space")
+
+
+def help_lines() -> list[Line]:
+    width = max(len(keys) for keys, _ in HELP)
+    lines: list[Line] = [(("bold", f"  {keys.ljust(width)}"), ("plain", f"  {what}")) for keys, what in HELP]
+    return [*lines, line("  A line that begins with a space is sent as it is.", "dim")]

@@ -1,0 +1,88 @@
+"""Models by name: every installed adapter, each loaded when its provider is first asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from perdure.cli.chat.scripted import SCRIPTED, scripted_model
+from perdure.cli.errors import CommandError
+from perdure.harness.model import (
+    ModelError,
+    ModelEvent,
+    ModelInfo,
+    ModelRequest,
+    Models,
+    NoAdapter,
+    installed_models,
+)
+from perdure.kernel.errors import PerdureError
+
+KEYS: Final = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY", "openai-chat": "OPENAI_API_KEY"}
+"""The variable in which a provider's key is looked for."""
+_ADDRESSES: Final = {
+    "anthropic": "ANTHROPIC_BASE_URL",
+    "openai": "OPENAI_BASE_URL",
+    "openai-chat": "OPENAI_BASE_URL",
+}
+"""The variable that names a server in the provider's place, which may want no key."""
+TRY: Final = "To try the chat without a key: --model scripted."
+
+
+class Catalogue:
+    """The Models of a chat."""
+
+    def __init__(self, default: str | None) -> None:
+        self.default = default
+        self._adapters: dict[str, Models] = {}
+
+    def use(self, model: str) -> str:
+        """Make sure that a model can be asked, and return its whole name. Raises CommandError."""
+        name = SCRIPTED if model == "scripted" else model
+        provider, colon, _ = name.partition(":")
+        if not colon:
+            raise CommandError(
+                f"a model is named provider:name, as in anthropic:claude-sonnet-4-5, not {model!r}. {TRY}"
+            )
+        try:
+            adapter = self._load(provider, name)
+            found = adapter.find(name)
+        except NoAdapter as error:
+            raise CommandError(
+                f"{error}.\nInstall the adapters that come with perdure: pip install 'perdure[models]'. {TRY}"
+            ) from error
+        except (PerdureError, ValueError) as error:
+            raise CommandError(f"the model {name} cannot be used: {error}. {TRY}") from error
+        except ImportError as error:
+            raise CommandError(
+                f"the adapter for {provider!r} lacks {error.name or error}; pip install 'perdure[models]'. {TRY}"
+            ) from error
+        if found is None:
+            raise CommandError(f"the adapter for {provider!r} does not know the model {name!r}")
+        variable = KEYS.get(provider)
+        if variable and not os.environ.get(variable) and not os.environ.get(_ADDRESSES[provider]):
+            raise CommandError(f"{name} needs a key: set {variable} in the environment and start again. {TRY}")
+        return name
+
+    def _load(self, provider: str, model: str) -> Models:
+        adapter = self._adapters.get(provider)
+        if adapter is None:
+            make: Callable[[str], Models] = scripted_model if model == SCRIPTED else installed_models
+            adapter = self._adapters[provider] = make(model)
+        return adapter
+
+    # --- the protocol --------------------------------------------------------------------------------------------
+
+    def find(self, model: str) -> ModelInfo | None:
+        try:
+            return self._load(model.partition(":")[0], model).find(model)
+        except (PerdureError, ValueError, ImportError):
+            return None
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        provider = request.model.partition(":")[0]
+        try:
+            return self._load(provider, request.model).stream(request)
+        except (PerdureError, ValueError, ImportError) as error:
+            raise ModelError("other", f"the model {request.model} cannot be asked: {error}") from error

@@ -1,0 +1,82 @@
+"""What is said when a chat goes on where another process stopped: what was cut off, what waits, what else runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.cli.chat.scene import Scene
+from perdure.cli.chat.story import Story
+from perdure.cli.entries import TAIL, excerpt, heading
+from perdure.cli.inspect import HolderLine
+from perdure.cli.style import Line, line
+from perdure.cli.text import counted, lines_of, one_line, shortened
+from perdure.harness.documents import Agent, LiveTool
+from perdure.harness.registry import Registry
+from perdure.tasks.inspect import LiveTask
+
+BEGUN = 200
+"""Characters of a broken-off answer that are quoted."""
+
+
+def resumed(
+    scene: Scene,
+    story: Story,
+    *,
+    conversation: int,
+    killed: HolderLine | None,
+    registry: Registry,
+    agent: Agent,
+    tasks: Sequence[LiveTask],
+) -> list[Line]:
+    """Nothing, if the conversation was at rest. ``killed``: who had the store and ended without closing it."""
+    lines: list[Line] = []
+    if scene.busy:
+        who = f"Process {killed.pid} was killed" if killed is not None else "The last chat was left"
+        lines += [(), line(f"{who} in the middle of a run. It goes on from what is stored.", "bold")]
+        lines += _cut_off(scene)
+        for task, tool in scene.tools.items():
+            lines.append(heading(story.call_of(int(task), tool)))
+            lines += _call(tool, registry, agent)
+    queue = story.queue_lines()
+    if queue and not scene.busy:
+        lines += [(), line("This waits from before; the next input starts it.", "bold")]
+    return [*lines, *queue, *_elsewhere(conversation, tasks)]
+
+
+def _cut_off(scene: Scene) -> list[Line]:
+    if scene.message is not None:
+        texts = [part["text"] for part in scene.message["content"] if part["type"] == "text"]
+        said = one_line(" ".join("".join(texts).split()))
+        begun = f", after “{shortened(said, BEGUN)}”" if said else ""
+        return [line(f"  The answer was cut off{begun}. It is asked for again.", "warning")]
+    if scene.retry is not None:
+        return [line(f"  The request had failed ({one_line(scene.retry['code'])}). It is sent again.", "warning")]
+    if not scene.tools:
+        return [line("  The answer had not begun. It is asked for again.", "warning")]
+    return []
+
+
+def _call(tool: LiveTool, registry: Registry, agent: Agent) -> list[Line]:
+    if tool["state"] == "waiting":
+        return [line("  had not begun; it runs now", "warning")]
+    output = lines_of(tool["output"])
+    lines: list[Line] = []
+    if output:
+        left_out = tool["dropped_lines"] + max(0, len(output) - TAIL)
+        if left_out:
+            lines.append(line(f"  ┆ {counted(left_out, 'line')}", "dim"))
+        lines += excerpt(output[-TAIL:])
+    known = registry.find_tool(agent, tool["name"])
+    if known is not None and known.replay == "safe":
+        return [*lines, line("  was running; it is safe to repeat and runs again", "warning")]
+    return [*lines, line("  was running, with the output above until then; it may have had its effect", "warning")]
+
+
+def _elsewhere(conversation: int, tasks: Sequence[LiveTask]) -> list[Line]:
+    """What the scheduler goes on with beside this conversation."""
+    others = sorted({task.conversation_id for task in tasks} - {conversation})
+    if not others:
+        return []
+    names = ", ".join(str(id) for id in others[:10]) + (", …" if len(others) > 10 else "")
+    what = f"conversation {names}" if len(others) == 1 else f"conversations {names}"
+    return [line(f"· Work of {what} goes on as well.", "dim")]

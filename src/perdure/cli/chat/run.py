@@ -1,0 +1,292 @@
+"""Starting a chat: its store, conversation, model and directory; and leaving it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perdure.cli.chat.models import TRY, Catalogue
+from perdure.cli.chat.places import Places
+from perdure.cli.chat.resumed import resumed
+from perdure.cli.chat.scene import Scene
+from perdure.cli.chat.screen import PlainScreen, Screen
+from perdure.cli.chat.session import Chat
+from perdure.cli.chat.story import Story
+from perdure.cli.chat.terminal import Writer
+from perdure.cli.entries import messages_of
+from perdure.cli.errors import CommandError
+from perdure.cli.inspect import HolderLine, holder_line
+from perdure.cli.secrets import Secrets
+from perdure.cli.stores import chosen, default_store, make_room, name_of, named, recent
+from perdure.cli.style import Style, colours_of, line
+from perdure.cli.text import printable
+from perdure.events import Snapshot
+from perdure.harness.conversation import Conversation
+from perdure.harness.documents import Agent, Inbox, Live
+from perdure.harness.harness import Harness
+from perdure.harness.messages import UserMessage
+from perdure.kernel.errors import StorageBusy
+from perdure.kernel.reports import Report
+from perdure.kernel.session import Session
+from perdure.storage.lock import read_holder
+from perdure.storage.sqlite import SqliteStorage
+from perdure.tools.coding import coding_tools
+
+INSTRUCTIONS: Final = (
+    "You help a person at a terminal. You can read, write and edit files and run commands in the working directory. "
+    "The person sees your words as plain text, and your calls with the end of their output: do not repeat it."
+)
+MODEL_VARIABLE: Final = "PERDURE_MODEL"
+WINDOW: Final = 60
+"""Entries of a snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for on the command line."""
+
+    text: str | None
+    db: Path | None
+    model: str | None
+    name: str | None
+    conversation: str | None
+    resume: bool
+    """Go on in the newest conversation."""
+    new: bool
+    plain: bool
+    directory: Path | None
+
+
+async def chat(options: Options) -> int:
+    """The exit code. Raises CommandError, and what opening a store raises."""
+    store = options.db or default_store()
+    catalogue = Catalogue(os.environ.get(MODEL_VARIABLE) or None)
+    if options.model is not None:
+        catalogue.default = catalogue.use(options.model)
+    elif catalogue.default is None and not store.exists():
+        raise _no_model()
+    directory = None if options.directory is None else _directory(options.directory)
+    make_room(store)
+    killed = _killed(store)
+    terminal = Terminal(plain=options.plain)
+    places = Places()
+    try:
+        async with Harness.open(
+            SqliteStorage(store),
+            models=catalogue,
+            extensions=[coding_tools()],
+            environment=places.environment_of,
+            instructions=INSTRUCTIONS,
+            on_report=terminal.report,
+        ) as harness:
+            places.session = harness.session
+            conversation = await _conversation(harness, options, catalogue, directory)
+            agent = await _settle(conversation, options, catalogue, directory)
+            terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
+            named_so = (await conversation.info()).name
+            terminal.introduce(
+                f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
+            )
+            await _sit(terminal, harness, conversation, catalogue, options.text, killed)
+        for name in () if harness.closed is None else harness.closed.stragglers:
+            terminal.screen.put(line(f"! did not stop: {printable(name)}", "error"))
+    except StorageBusy as error:
+        raise CommandError(f"{error}. To say something there from here: perdure send {store} TEXT") from error
+    finally:
+        await terminal.finish()
+    return terminal.code
+
+
+class Terminal:
+    """The screen, as this process's input and output allow, and the signals."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.types = os.isatty(0)
+        """A person types; else lines are answered one after the other."""
+        self.code = 0
+        """What the program exits with."""
+        self.chat: Chat | None = None
+        sees = os.isatty(1)
+        colours = colours_of(plain=plain, terminal=sees)
+        self._writer = Writer(1, encoding=sys.stdout.encoding or "utf-8", on_broken=self._gone)
+        self.screen: Screen
+        if self.types and colours != "none":
+            # Only here: it takes longer to import than all the rest.
+            from perdure.cli.chat.prompt import PromptScreen
+
+            self.screen = PromptScreen(self._writer, colours, Secrets())
+        else:
+            self.screen = PlainScreen(self._writer, colours, Secrets(), asks=self.types and sees)
+        self.echoes = self.types and sees and self.screen.follows
+        """What is typed stands on the screen already."""
+
+    def introduce(self, text: str, style: Style) -> None:
+        if self.types:
+            self.screen.put(line(printable(text), style))
+
+    def report(self, report: Report) -> None:
+        self.screen.put(line(f"· {printable(report.message)}", "warning"))
+
+    @contextmanager
+    def signals(self, chat: Chat) -> Generator[None]:
+        self.chat = chat
+        loop = asyncio.get_running_loop()
+        known = {signal.SIGINT: chat.interrupt, signal.SIGTERM: chat.leave, signal.SIGHUP: chat.leave}
+        for number, handle in known.items():
+            loop.add_signal_handler(number, handle)
+        try:
+            yield
+        finally:
+            self.chat = None
+            for number in known:
+                loop.remove_signal_handler(number)
+
+    def _gone(self) -> None:
+        """Nobody reads what is written."""
+        self.code = 1
+        if self.chat is not None:
+            self.chat.leave()
+
+    async def finish(self) -> None:
+        await self._writer.finish()
+
+
+async def _sit(
+    terminal: Terminal,
+    harness: Harness,
+    conversation: Conversation,
+    catalogue: Catalogue,
+    text: str | None,
+    killed: HolderLine | None,
+) -> None:
+    """The chat itself, from what is there to the user's leaving."""
+    screen = terminal.screen
+    story = Story(screen, now=harness.session.clock.wall, echoed=terminal.echoes)
+    screen.show(story)
+    chat = Chat(harness, conversation, screen, story, catalogue)
+    async with conversation.events(window=WINDOW) as events:
+        first = await anext(events)
+        assert isinstance(first, Snapshot), "events begin with a snapshot"
+        scene = Scene.of(first)
+        story.begin(scene)
+        lines = resumed(
+            scene,
+            story,
+            conversation=conversation.id,
+            killed=killed,
+            registry=harness.registry,
+            agent=await conversation.agent(),
+            tasks=(await harness.inspect()).tasks,
+        )
+        screen.put(*lines)
+        screen.recall(_inputs(scene))
+        with terminal.signals(chat):
+            harness.resume()
+            if terminal.types:
+                if text is not None:
+                    chat.typed(text, steer=False)
+                await chat.attend(events)
+            else:
+                await chat.answer_lines(events, text)
+    terminal.code = terminal.code or chat.code
+    if harness.session.failed is None and (story.busy or story.waiting_inputs):
+        screen.put(line("Left in the middle of a run; it goes on when the chat is started again.", "warning"))
+
+
+def _inputs(scene: Scene) -> list[str]:
+    """What was said before, for the arrow keys."""
+    return [
+        message.text
+        for entry in scene.entries
+        for message in messages_of(entry)
+        if isinstance(message, UserMessage) and message.text
+    ]
+
+
+# --- what it takes place in --------------------------------------------------------------------------------------
+
+
+async def _conversation(
+    harness: Harness, options: Options, catalogue: Catalogue, directory: str | None
+) -> Conversation:
+    """The conversation that is asked for; a new one has its settings from the commit that makes it."""
+    session = harness.session
+    if options.conversation is not None:
+        return harness.handle((await chosen(session, options.conversation)).id)
+    if options.name is not None and not options.new:
+        id = await named(session, options.name)
+        if id is not None:
+            return harness.handle(id)
+        if options.resume:
+            raise CommandError(f"there is no conversation named {options.name!r}; without --continue it is made")
+    newest = await recent(session)
+    if options.resume:
+        return harness.handle((await chosen(session, None)).id)
+    fresh = options.new or options.name is not None
+    if not fresh and newest.active is not None and await _unfinished(session, newest.active):
+        return harness.handle(newest.active)
+    last = Agent() if newest.active is None else await harness.handle(newest.active).agent()
+    model = _model(catalogue, options.model or catalogue.default or last.model)
+    agent = Agent(model=model, cwd=directory or os.getcwd())
+    if options.name is None and newest.unused is not None and await name_of(session, newest.unused) is None:
+        unused = harness.handle(newest.unused)
+        await unused.set_agent(model=agent.model, cwd=agent.cwd)
+        return unused
+    if newest.active is None and newest.unused is None:
+        root = await harness.root(agent=agent)
+        if options.name is not None:
+            await root.set_name(options.name)
+        return root
+    return await harness.create_conversation(agent=agent, name=options.name)
+
+
+async def _unfinished(session: Session, conversation: int) -> bool:
+    live = await session.snapshot(Live, conversation=conversation)
+    inbox = await session.snapshot(Inbox, conversation=conversation)
+    return (live is not None and live.run is not None) or (inbox is not None and bool(inbox.items))
+
+
+async def _settle(conversation: Conversation, options: Options, catalogue: Catalogue, directory: str | None) -> Agent:
+    """Its settings, with what the command line changes and what they lack."""
+    agent = await conversation.agent()
+    model = _model(catalogue, options.model or agent.model or catalogue.default)
+    catalogue.default = model
+    where = directory or _still_there(agent.cwd) or os.getcwd()
+    if (agent.model, agent.cwd) != (model, where):
+        await conversation.set_agent(model=model, cwd=where)
+    return await conversation.agent()
+
+
+def _model(catalogue: Catalogue, wanted: str | None) -> str:
+    """A model that can be asked. Raises CommandError."""
+    if wanted is None:
+        raise _no_model()
+    return catalogue.use(wanted)
+
+
+def _no_model() -> CommandError:
+    return CommandError(f"no model is chosen: --model provider:name, or set {MODEL_VARIABLE}. {TRY}")
+
+
+def _killed(store: Path) -> HolderLine | None:
+    """Who had the store open when its process ended."""
+    holder = holder_line(read_holder(f"{os.path.realpath(store)}.lock"))
+    return holder if holder is not None and holder.state == "ended" else None
+
+
+def _still_there(directory: str | None) -> str | None:
+    return directory if directory is not None and os.path.isdir(directory) else None
+
+
+def _directory(path: Path) -> str:
+    found = os.path.abspath(path)
+    if not os.path.isdir(found):
+        raise CommandError(f"--dir {path}: there is no such directory")
+    return found

@@ -1,0 +1,28 @@
+"""``--model scripted``: no key, no network. It says what it is told, and runs what it is asked to run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.harness.messages import ToolResultMessage, UserMessage
+from perdure.harness.model import ModelRequest
+from perdure.testing.model import Reply, ScriptedModel, call, say
+
+SCRIPTED: Final = "scripted:echo"
+
+
+def script(request: ModelRequest) -> Reply:
+    """``run COMMAND`` calls bash with the command and says how it ended; anything else is said back."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResultMessage):
+        return say(f"It ended with: {last.text.rstrip().rpartition(chr(10))[2]}")
+    said = last.text if isinstance(last, UserMessage) else ""
+    verb, _, rest = said.partition(" ")
+    if verb == "run" and rest.strip():
+        return call("bash", command=rest.strip())
+    return say(said or "…")
+
+
+def scripted_model(_default: str) -> ScriptedModel:
+    provider, _, name = SCRIPTED.partition(":")
+    return ScriptedModel(script, provider=provider, name=name)
