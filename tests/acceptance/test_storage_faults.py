@@ -7,6 +7,7 @@ are no stores), K180 (old formats), K185 (open costs what is live).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -17,9 +18,11 @@ import subprocess
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from acceptance_kit import LONG, SCRIPT, STORE, Audit, Child, Note, lines, opened, records, run, transcript
 
@@ -42,6 +45,7 @@ from perdure import (
     field,
     tool,
 )
+from perdure.kernel.errors import DocumentFieldError
 from perdure.kernel.json import JsonValue
 from perdure.storage import sqlite_schema
 from perdure.testing.model import ScriptedModel, say
@@ -514,6 +518,56 @@ async def test_a_value_comes_back_as_the_type_it_was_written_as(store: Path) -> 
         found = [holder.to_json()["values"], entry.data["value"], *outcome.result]  # pyright: ignore
         for values in found:
             assert repr(values) == repr(SAME)
+
+
+@dataclass(frozen=True)
+class Price:
+    amount: float
+    pieces: int = 1
+    more: list[float] = dataclasses.field(default_factory=list)
+
+
+class Cost(msgspec.Struct, frozen=True):
+    amount: float
+    pieces: int = 1
+    more: list[float] = msgspec.field(default_factory=list[float])
+
+
+class Priced(Document, kind="app.priced", scope="conversation"):
+    price: Cost | None = None
+
+
+class Buy(Task[Price, None], kind="app.buy"):
+    async def start(self, run: Run[Price, None, None]) -> Next[None]:
+        raise AssertionError("nothing of it is stored")
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        Price(amount=1),
+        Price(amount=True),
+        Price(amount=float("nan")),
+        Price(amount=1.0, pieces=Colour.red),
+        Price(amount=1.0, pieces=True),
+        Price(amount=1.0, pieces=2**64),
+        Price(amount=1.0, more=[1.5, 1]),
+        Price(amount=1.0, more=(1.5,)),  # pyright: ignore
+    ],
+    ids=repr,
+)
+async def test_a_typed_value_that_would_come_back_as_another_type_is_refused(price: Price, store: Path) -> None:
+    """K39, K40: 1, 1.0 and True are three values, also where a type is declared."""
+    async with opened(store, tasks=(Buy,)) as harness:
+        root = await harness.root()
+        with pytest.raises(NotJson, match=r"app\.buy input"):
+            async with root.commit() as tx:
+                tx.create_task(Buy, price)
+        with pytest.raises((NotJson, DocumentFieldError), match=r"app\.priced\.price"):
+            async with root.commit() as tx:
+                (await tx.draft(Priced)).price = Cost(**dataclasses.asdict(price))
+        assert await harness.session.snapshot(Priced, conversation=1) is None
+        assert (await harness.inspect()).tasks == []
 
 
 async def test_a_tool_cannot_smuggle_in_what_is_no_json(store: Path) -> None:

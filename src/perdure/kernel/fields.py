@@ -26,7 +26,7 @@ from typing import (
 import msgspec
 
 from perdure.kernel.errors import DocumentFieldError
-from perdure.kernel.json import JsonPath, JsonValue, copy_json, path_text
+from perdure.kernel.json import JsonPath, JsonValue, changed_type, copy_json, path_text
 
 _LISTS = (list, Sequence, MutableSequence, Collection)
 _DICTS = (dict, Mapping, MutableMapping)
@@ -77,7 +77,7 @@ class Schema:
             back: object = msgspec.convert(stored, hint)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise DocumentFieldError(at, _reason(error)[0]) from None
-        if back != value:
+        if back != value or changed_type(back, value) is not None:
             raise DocumentFieldError(at, f"this {type(value).__name__} would not come back from JSON as it is")
         return stored
 

@@ -8,10 +8,12 @@ and -0.0.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -234,3 +236,29 @@ def same_json(a: JsonValue, b: JsonValue) -> bool:
     if isinstance(a, (str, int)) or a is None:
         return a == b
     return _canonical_encoder.encode(a) == _canonical_encoder.encode(b)
+
+
+def changed_type(back: object, value: object) -> JsonPath | None:
+    """Where a typed value that came back equal did so as another type; None: nowhere (rule K40).
+
+    1, 1.0 and an IntEnum's 1 are equal, and not the same.
+    """
+    if type(back) is not type(value):
+        return ()
+    for step, one, other in _parts(back, value):
+        below = changed_type(one, other)
+        if below is not None:
+            return (step, *below)
+    return None
+
+
+def _parts(one: Any, other: Any) -> Iterator[tuple[str | int, object, object]]:  # two of one type, whatever it is
+    if isinstance(one, (list, tuple)):
+        for index, item in enumerate(cast("list[object]", one)):
+            yield index, item, other[index]
+    elif isinstance(one, dict):
+        for key, item in cast("dict[object, object]", one).items():
+            yield str(key), item, other[key]
+    elif isinstance(one, msgspec.Struct) or dataclasses.is_dataclass(one):
+        for name in one.__struct_fields__ if isinstance(one, msgspec.Struct) else one.__dataclass_fields__:
+            yield name, getattr(one, name), getattr(other, name)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from perdure.kernel.errors import NotJson
-from perdure.kernel.json import check_json, decode_json
+from perdure.kernel.json import changed_type, check_json, decode_json, path_text
 from perdure.kernel.records import NULL, to_raw
 from perdure.tasks.errors import TaskDefinitionError
 
@@ -50,10 +50,14 @@ class Codec(Generic[T]):
             back = decoder.decode(raw)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise NotJson(self.what, f"{type(error).__name__}: {error}") from None
-        if back != value and not self._identity:
-            raise NotJson(self.what, "it would not come back from JSON as it is; declare its types, and use JSON's")
+        if not self._identity:
+            if back != value:
+                raise NotJson(self.what, "it would not come back from JSON as it is; declare its types, and use JSON's")
+            at = changed_type(back, value)
+            if at is not None:
+                raise NotJson(path_text(at, at=self.what), "by its declared type it would come back as another type")
         if _LONG_NUMBER.search(raw) is not None:
-            check_json(decode_json(raw), at=self.what)
+            check_json(msgspec.json.decode(raw), at=self.what)
         return raw
 
     def decode(self, raw: msgspec.Raw) -> T:
