@@ -4,6 +4,7 @@ K171, K172, K185)."""
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -127,6 +128,17 @@ async def test_opening_costs_what_is_live() -> None:
     async with Session.open(storage) as session:
         assert list(session.live.settled) == live
         assert storage.reads == {"tasks": 2}
+
+
+@pytest.mark.parametrize("option", ["line_bound_ms", "drain_ms", "document_retention_ms"])
+@pytest.mark.parametrize("value", [-1, math.nan])
+async def test_a_bound_that_is_none_is_refused_before_the_store_is_touched(option: str, value: float) -> None:
+    """Rules K58, K82 and K114."""
+    storage = HeldStorage()
+    with pytest.raises(ValueError, match=option):
+        await Session.start(storage, **{option: value})  # pyright: ignore[reportArgumentType]
+    async with Session.open(storage) as session:
+        assert session.info.epoch == 1
 
 
 async def test_a_store_has_one_owner() -> None:

@@ -128,8 +128,16 @@ class Session(SettledReads):
     ) -> Session:
         """Open the store and load what is live. The caller must ``close()``; prefer ``open()``.
 
-        Raises what ``Storage.open`` raises.
+        Raises what ``Storage.open`` raises, and ValueError for a bound that is none.
         """
+        bounds = {
+            "line_bound_ms": line_bound_ms,
+            "drain_ms": drain_ms,
+            "document_retention_ms": document_retention_ms,
+        }
+        for name, bound in bounds.items():
+            if not bound >= 0:
+                raise ValueError(f"{name} is a number of milliseconds, 0 or more, not {bound}")
         clock = clock or SystemClock()
         entropy = entropy or SystemEntropy()
         info = await storage.open(
