@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from typing import Any
 
 import msgspec
 from server import KEY, Provider
@@ -22,6 +23,7 @@ from perdure.harness.messages import (
 )
 from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest, ToolSpec
 from perdure.models import Endpoint, ProviderModels
+from perdure.models.endpoints import Protocol
 
 PROTOCOLS = ("openai", "openai-chat", "anthropic")
 NAMES = {"openai": "gpt-5.4", "openai-chat": "gpt-5", "anthropic": "claude-sonnet-5"}
@@ -39,13 +41,15 @@ LOOK = ToolSpec(
 )
 
 
-def models(server: Provider, protocol: str, *, model: str | None = None, key: str | None = KEY, **options):
+def models(
+    server: Provider, protocol: str, *, model: str | None = None, key: str | None = KEY, **options: Any
+) -> ProviderModels:
     """ProviderModels whose default is asked at the test server. ``options``: of ProviderModels."""
     options.setdefault("base_url", server.url(protocol))
     return ProviderModels(f"{protocol}:{model or NAMES[protocol]}", api_key=key, **options)
 
 
-def local(server: Provider, protocol: str = "openai-chat", *, name: str = "local", model: str = "qwen3", **fields):
+def local(server: Provider, protocol: Protocol = "openai-chat", *, name: str = "local", model: str = "qwen3", **fields):
     """ProviderModels whose default is a server of one's own."""
     endpoint = Endpoint(name=name, protocol=protocol, base_url=server.url(protocol), api_key=KEY, **fields)
     return ProviderModels(f"{name}:{model}", endpoints=[endpoint])

@@ -315,7 +315,8 @@ class ResponsesRules(Rules):
             kind = item.get("type", "message")
             what = item["role"] if kind == "message" else kind
             where = f"input[{at}] ({what})"
-            if waiting and what in ("user", "system", "developer", "reasoning", "assistant"):
+            # Words of the same answer may follow a call, if that is how the answer was.
+            if waiting and what != "function_call_output" and not (what == "function_call" or "id" in item):
                 yield f"{where}: calls without an output: {waiting}"
                 waiting = []
             if previous == "reasoning" and what not in ("assistant", "function_call"):

@@ -104,8 +104,7 @@ async def test_a_stream_that_breaks_is_the_connections_fault_h72(protocol: str, 
     """Whatever of it came, and though it may look like the end."""
     broken = Broken(answer=say("Once upon a time there was a princess."), after=after, how=how)
     async with provider(broken) as server:
-        options = {"stall_ms": 300} if how == "stall" else {}
-        error = await fails(models(server, protocol, **options), user("hi"))
+        error = await fails(models(server, protocol, stall_ms=300 if how == "stall" else 60_000), user("hi"))
         assert len(server.sent) == 1
     assert (error.code, error.retryable) == ("connection", True)
 

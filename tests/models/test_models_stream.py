@@ -64,7 +64,7 @@ async def test_parallel_calls_stream_each_under_an_index_of_its_own_h167(protoco
     message = events[-1].message
     assert message.stop_reason == "tool_use"
     assert message.text == "Looking."
-    assert [from_raw(part.arguments)["at"] for part in message.tool_calls] == ["the sea", "the hills"]
+    assert [from_raw(part.arguments) for part in message.tool_calls] == [{"at": "the sea"}, {"at": "the hills"}]
     assert len({part.id for part in message.tool_calls}) == 2
 
 

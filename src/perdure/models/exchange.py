@@ -57,7 +57,7 @@ class Exchange:
                 endpoint, name, connect_ms=self.connect_ms, stall_ms=self.stall_ms, on_response=on_response
             ) as model:
                 inline = _inline(endpoint, model)
-                sent = to_library(request.messages, model, endpoint=endpoint.name, name=name, inline=inline)
+                sent = to_library(request.messages, model, endpoint, name, inline=inline)
                 async with model_request_stream(
                     model,
                     sent,

@@ -38,6 +38,7 @@ from perdure.harness.messages import (
 from perdure.harness.model import ModelError
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json, encode_json
+from perdure.models.endpoints import Endpoint
 from perdure.models.kept import ITEM, KeptItem, read_kept
 
 NOTE: Final = "<system-note>\nThis comes from the application, not from the user.\n\n{text}\n</system-note>"
@@ -45,6 +46,7 @@ NOTHING_BEFORE: Final = "What came before is not shown."
 GO_ON: Final = "Go on."
 NO_WORDS: Final = "(an empty message)"
 NO_OUTPUT: Final = "(no output)"
+IMAGES: Final = "Images that {name} ({label}) gave:"
 INVALID: Final = "invalid_json"
 """The key under which arguments are told that were no JSON object."""
 
@@ -58,6 +60,8 @@ class _Turn:
 
     leading: str | None = None
     results: list[library.ToolReturnPart] = field(default_factory=list[library.ToolReturnPart])
+    images: list[UserPart] = field(default_factory=list[UserPart])
+    """Of results, where those can hold none."""
     told: list[str | list[UserPart]] = field(default_factory=list[str | list[UserPart]])
     """A system message, or what the user's turn says."""
 
@@ -100,11 +104,13 @@ class _Labels:
 
 
 class _Writer:
-    def __init__(self, model: Model, *, endpoint: str, name: str, inline: bool) -> None:
+    def __init__(self, model: Model, endpoint: Endpoint, name: str, inline: bool) -> None:
         self._model = model
         self._endpoint = endpoint
         self._name = name
         self._inline = inline
+        # Chat Completions has no images in results of tools.
+        self._images_apart = endpoint.protocol == "openai-chat"
         self._labels = _Labels()
         self._turn = _Turn()
         self.messages: list[library.ModelMessage] = []
@@ -121,7 +127,7 @@ class _Writer:
             case ToolResultMessage():
                 label = self._labels.result(message.call_id)
                 if label is not None:
-                    self._turn.results.append(_result(message, label))
+                    self._result(message, label)
             case _:
                 self._turn.told.append(list(_said(message.content, NO_WORDS)))
 
@@ -130,12 +136,15 @@ class _Writer:
         self._close_turn()
 
     def _answer(self, message: AssistantMessage) -> None:
-        own = message.provider == self._endpoint and message.model == self._name
+        own = message.provider == self._endpoint.name and message.model == self._name
         parts = self._parts(message, own)
         if not any(isinstance(part, (library.TextPart, library.ToolCallPart)) for part in parts):
             return  # thinking alone is no answer that could be told
         self._labels.check()
         self._close_turn()
+        if not own:
+            # Not every server takes words between a call and its result.
+            parts.sort(key=lambda part: isinstance(part, library.ToolCallPart))
         for part in parts:
             if isinstance(part, library.ToolCallPart):
                 given, _, item = part.tool_call_id.partition(ITEM)
@@ -192,6 +201,21 @@ class _Writer:
                     )
         return parts
 
+    def _result(self, message: ToolResultMessage, label: str) -> None:
+        said = _said(message.content, NO_OUTPUT)
+        images = [part for part in said if isinstance(part, Image)] if self._images_apart else []
+        if images:
+            said = [part for part in said if isinstance(part, Text)] or [Text(NO_WORDS)]
+            self._turn.images += [Text(IMAGES.format(name=message.name, label=label)), *images]
+        self._turn.results.append(
+            library.ToolReturnPart(
+                message.name,
+                _joined(said),
+                tool_call_id=label,
+                outcome="failed" if message.is_error else "success",
+            )
+        )
+
     def _close_turn(self) -> None:
         turn, self._turn = self._turn, _Turn()
         if turn.silent:
@@ -200,7 +224,7 @@ class _Writer:
         if turn.leading is not None:
             parts.append(library.SystemPromptPart(turn.leading))
         parts += turn.results
-        said: list[UserPart] = []
+        said = turn.images
         for told in turn.told:
             if isinstance(told, str):
                 _say(parts, said)
@@ -216,27 +240,14 @@ class _Writer:
 
 
 def to_library(
-    messages: Sequence[Message], model: Model, *, endpoint: str, name: str, inline: bool
+    messages: Sequence[Message], model: Model, endpoint: Endpoint, name: str, *, inline: bool
 ) -> list[library.ModelMessage]:
-    """The messages for ``model``, which is ``endpoint:name``. Raises ModelError if no provider could take them."""
-    writer = _Writer(model, endpoint=endpoint, name=name, inline=inline)
+    """The messages for ``model``, which is ``name`` at the endpoint. Raises ModelError if nobody could take them."""
+    writer = _Writer(model, endpoint, name, inline)
     for at, message in enumerate(messages):
         writer.add(message, first=at == 0)
     writer.end()
     return writer.messages
-
-
-def _result(message: ToolResultMessage, label: str) -> library.ToolReturnPart:
-    said = _said(message.content, NO_OUTPUT)
-    if all(isinstance(part, Text) for part in said):
-        content: str | list[str | library.BinaryContent] = "\n\n".join(
-            part.text for part in said if isinstance(part, Text)
-        )
-    else:
-        content = [_content(part) for part in said]
-    return library.ToolReturnPart(
-        message.name, content, tool_call_id=label, outcome="failed" if message.is_error else "success"
-    )
 
 
 def _said(content: Sequence[UserPart], instead: str) -> Sequence[UserPart]:
