@@ -444,6 +444,54 @@ async def shipper(folder: Path) -> None:
         await harness.tasks.wait(task.id)
 
 
+class Stander(Task[int, None], kind="app.stander"):
+    """Owns another one, so many deep, and stands until it is aborted; tells of its abort in a file."""
+
+    def __init__(self, folder: Path, point: str = "") -> None:
+        self.folder = folder
+        self.point = point
+        self.began = asyncio.Event()
+
+    async def start(self, run: Run[int, None, None]) -> Next[None]:
+        if run.input == 0:
+            self.began.set()
+            await asyncio.Event().wait()
+        async with run.commit() as tx:
+            child = tx.create_task(Stander, run.input - 1)
+            return tx.wait([child.id], self.on, None)
+
+    async def on(self, run: Run[int, None, None]) -> Next[None]:
+        raise AssertionError("nobody goes on once the abort is there")
+
+    async def on_abort(self, run: Run[int, None, object]) -> Next[None]:
+        note(self.folder / "aborts", str(run.input))
+        if self.point == f"handler {run.input}":
+            stand(self.point)
+        async with run.commit() as tx:
+            return tx.abort(f"level {run.input}")
+
+
+async def aborter(folder: Path, *, point: str) -> None:
+    """Begin tasks in tasks and abort them, and stand at a point of that."""
+    stander = Stander(folder, point)
+    async with opened(folder / STORE, tasks=(stander,)) as harness:
+        root = await harness.root()
+        harness.resume()
+        async with root.commit() as tx:
+            tx.create_task(Stander, 2)
+        await stander.began.wait()
+        marks: list[int] = []
+
+        def observe(settled: Any) -> None:
+            marks.extend(task.id for task in settled.batch.tasks if task.abort_requested and task.live)
+            if point == f"marks {len(set(marks))}":
+                stand(point)
+
+        harness.session.observe(observe)
+        await root.abort()
+        tell(aborted=True)
+
+
 async def coder(folder: Path, *, commands: list[str], request_id: str) -> None:
     """An agent that runs commands in the folder, one a turn."""
     replies = [*(call("bash", command=command) for command in commands), say("done")]
@@ -460,7 +508,9 @@ async def coder(folder: Path, *, commands: list[str], request_id: str) -> None:
         tell(answer=answer.text, transcript=await transcript(root))
 
 
-PROGRAMS = {function.__name__: function for function in (agent, increments, holder, locker, reader, shipper, coder)}
+PROGRAMS = {
+    program.__name__: program for program in (agent, increments, holder, locker, reader, shipper, aborter, coder)
+}
 
 
 async def main(program: str, folder: str, options: str) -> None:

@@ -18,6 +18,7 @@ from acceptance_kit import (
     Child,
     Hold,
     Note,
+    Stander,
     kinds,
     lines,
     opened,
@@ -446,6 +447,24 @@ async def test_a_nested_abort_settles_bottom_up(store: Path) -> None:
         assert [record.outcome for record in ended] == [Aborted(f"level {n}") for n in (3, 2, 1, 0)]
         assert ends == [record.id for record in ended[::-1]]
         assert ends[-1] == top.id
+
+
+@pytest.mark.parametrize("point", ["marks 3", "handler 0", "handler 1", "handler 2"])
+async def test_an_abort_whose_process_is_killed_is_carried_out_by_the_next(
+    point: str, tmp_path: Path, store: Path
+) -> None:
+    """T72 to T76: after the marks, and in each handler; bottom-up all the same."""
+    async with Child.run("aborter", tmp_path, point=point) as child:
+        await child.at(point)
+    async with opened(store, tasks=(Stander(tmp_path),)) as harness:
+        marked = [task.abort_requested for task in (await harness.inspect()).tasks]
+        assert marked == [True] * len(marked), "marks reach all that is owned, before anything runs"
+        await harness.idle()
+        outcomes = [record.outcome for record in await harness.session.tasks()]
+        assert outcomes == [Aborted("level 2"), Aborted("level 1"), Aborted("level 0")]
+    levels = [int(level) for level in lines(tmp_path / "aborts")]
+    assert levels == sorted(levels), "bottom-up, whichever was cut off and run again"
+    assert set(levels) == {0, 1, 2}
 
 
 async def test_an_abort_of_a_parent_stops_at_a_background_task(store: Path) -> None:
