@@ -1,4 +1,4 @@
-"""Bounded output (rule 3.4): whole lines, exact counts, the same whatever the chunks and the timing."""
+"""Bounded output (rules H97, H98): whole lines, exact counts, the same whatever the chunks and the timing."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Harness:
         restart_limit: int = 5,
         drain_ms: int = 10_000,
         line_bound_ms: int = 1_000,
-        document_retention_ms: int = 600_000,
+        document_retention_ms: float = 600_000,
         read_only: bool = False,
         epoch: int | None = None,
         clock: Clock | None = None,
