@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md"}
 DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHP])(\d+)\*\*", re.MULTILINE)
-CITATION = re.compile(r"\brules?((?:(?:,| and| to|-)?\s*[KTHP]\d[\d.]*)+)")
+CITATION = re.compile(r"\b[Rr]ules?((?:(?:,| and| to|-)?\s*[KTHP]\d[\d.]*)+)")
 
 
 def defined(letter: str) -> list[int]:
