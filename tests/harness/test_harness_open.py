@@ -188,7 +188,7 @@ async def test_a_model_is_found_by_name_through_installed_adapters_h171(monkeypa
         def load(self):
             return lambda default: ScriptedModel(say("x"), name=default.partition(":")[2])
 
-    monkeypatch.setattr("perdure.harness.model.entry_points", lambda group: [Adapter()])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Adapter()])
     async with Harness.open(MemoryStorage(), models="test:m1") as harness:
         root = await harness.root()
         await (await root.submit("hi")).wait()

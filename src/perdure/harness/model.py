@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from importlib.metadata import entry_points
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -131,6 +130,8 @@ def installed_models(model: str) -> Models:
     provider, colon, name = model.partition(":")
     if not (provider and colon and name):
         raise NoAdapter(f"a model is named 'provider:name', not {model!r}")
+    from importlib.metadata import entry_points  # costs more than the rest of the module, and is rarely asked
+
     found = entry_points(group=ADAPTERS)
     for adapter in found:
         if adapter.name == provider:
