@@ -190,6 +190,9 @@ async def provider(*replies: Reply) -> AsyncIterator[Provider]:
             await found.serve(reader, writer)
         except asyncio.CancelledError:
             pass  # the test is over
+        except Exception as error:
+            found.breaches.append(f"the server failed: {error!r}")
+            found.stalled.set()
         finally:
             tasks.discard(task)
 
