@@ -77,6 +77,8 @@ class Host:
         self.clock = SimulatedClock(loop)
         self.entropy = world.entropy
         self.loop = loop
+        self.seed = world.seed
+        """For programs that do by chance what they do: the same in every life."""
         self.life = life
         """1, and one more after each restart."""
         self.reports: list[Report] = []
@@ -127,9 +129,11 @@ class Scenario:
     """Asked at the end."""
     reports: frozenset[str] = frozenset()
     """Types of reports that are expected; any other is a finding."""
+    any_effects: bool = False
+    """Effects need not be declared; none may take place twice."""
     steady: bool = True
-    """Whether its final records are the same in every order of tasks. If not, such runs are held against the
-    invariants alone."""
+    """Whether its final records are the same whatever the timing. If not, runs are held against the invariants
+    alone."""
     storage: Callable[[], CrashableStorage] = MemoryStorage
 
 
@@ -215,7 +219,7 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
     else:
         result.problems += _problems_at_the_end(scenario, result, seen)
         result.form = normal_form(seen, scenario.rules)
-    if reference is not None and reference.form is not None and result.form is not None:
+    if scenario.steady and reference is not None and reference.form is not None and result.form is not None:
         result.problems += differences(reference.form, result.form, scenario.rules)
     del result.problems[MAX_PROBLEMS:]
     return result
@@ -327,8 +331,11 @@ def _problems_at_the_end(scenario: Scenario, result: Run, records: Records) -> I
             yield f"call {data.task} of {data.name} was interrupted, which only an unsafe one may be"
         if not result.reached:
             yield f"call {data.task} of {data.name} was interrupted, though nothing interrupted it"
-    for what in world.attempts.keys() - scenario.safe - scenario.unsafe:
-        yield f"effect {what!r} is not in the scenario"
+    for what in sorted(world.attempts.keys() - scenario.safe - scenario.unsafe):
+        if not scenario.any_effects:
+            yield f"effect {what!r} is not in the scenario"
+        elif world.effects[what] > 1:
+            yield f"effect {what!r} took place {world.effects[what]} times"
     for what in sorted(scenario.safe):
         if world.effects[what] != 1:
             yield f"effect {what!r} took place {world.effects[what]} times ({world.attempts[what]} attempts)"
@@ -343,10 +350,9 @@ def _problems_at_the_end(scenario: Scenario, result: Run, records: Records) -> I
 
 
 @dataclass(kw_only=True)
-class Exploration:
-    """What came of running a scenario under many faults."""
+class Tally:
+    """What came of many runs."""
 
-    reference: Run
     runs: int = 0
     failures: list[Run] = field(default_factory=list[Run])
     faults: Counter[str] = field(default_factory=Counter[str])
@@ -354,6 +360,7 @@ class Exploration:
     reruns: int = 0
     """Safe effects that were attempted again."""
     interrupted: int = 0
+    """Calls that ended so."""
 
     def add(self, result: Run, scenario: Scenario) -> None:
         self.runs += 1
@@ -362,6 +369,13 @@ class Exploration:
         self.faults.update(fault.kind for fault in result.reached)
         self.reruns += sum(result.world.attempts[what] > 1 for what in scenario.safe)
         self.interrupted += result.interrupted
+
+
+@dataclass(kw_only=True)
+class Exploration(Tally):
+    """What came of running one scenario under many faults."""
+
+    reference: Run
 
 
 def run_reference(scenario: Scenario, *, seed: int = 0) -> Run:
@@ -407,8 +421,7 @@ def explore(
 
     def try_out(*faults: Fault, order_seed: int | None = None) -> Run:
         plan = Plan(scenario=scenario.name, seed=seed, faults=faults, order_seed=order_seed)
-        steady = order_seed is None or scenario.steady
-        result = simulate(scenario, plan, reference=reference if steady else None)
+        result = simulate(scenario, plan, reference=reference)
         found.add(result, scenario)
         return result
 

@@ -16,7 +16,7 @@ from perdure.harness.hooks import Hook
 from perdure.harness.messages import UserMessage
 from perdure.harness.model import ModelRequest, Models
 from perdure.harness.registry import Extension
-from perdure.harness.settings import RetryPolicy
+from perdure.harness.settings import AfterFailure, RetryPolicy
 from perdure.harness.submission import Submission, Unanswered
 from perdure.harness.tool import AnyTool, ToolResult, tool
 from perdure.kernel.entries import Entry
@@ -57,6 +57,7 @@ async def open_harness(
     hooks: Sequence[Hook] = (),
     per_event: float = 0.06,
     retry: RetryPolicy | None = None,
+    after_failure: AfterFailure = "keep",
     cue: Callable[[ModelRequest], Cue | None] | None = None,
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
     """A harness on the host with a scripted model (None: without models), and its root conversation."""
@@ -72,6 +73,7 @@ async def open_harness(
         models=model,
         extensions=[Extension("scenario", tools=tools, hooks=hooks)],
         retry=retry,
+        after_failure=after_failure,
         clock=host.clock,
         entropy=host.entropy,
         on_report=host.report,
