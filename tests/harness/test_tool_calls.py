@@ -308,7 +308,7 @@ async def test_a_tool_that_takes_too_long_is_stopped(world: ToolWorld) -> None:
     await world.clock.advance(2.1)
     result = await world.result(task)
     assert result.code == "timeout"
-    assert result.text == "The call took longer than 2000 ms and was stopped.\nso far\n"
+    assert result.text == "The call took longer than 2000 ms and was stopped.\nOutput until then:\nso far\n"
     assert stopped == ["stopped"]
 
 

@@ -279,7 +279,10 @@ def _from_text(text: str) -> JsonValue:
         return {}
     if (fenced := _FENCE.fullmatch(text)) is not None:
         text = fenced["text"]
-    value = json.loads(text, strict=False, parse_constant=_no_constant)
+    try:
+        value = json.loads(text, strict=False, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     check_json(value, at="arguments")
     return cast("JsonValue", value)
 

@@ -24,9 +24,10 @@ from perdure.harness.environment import (
     RecoverInterrupted,
     RecoverResult,
 )
+from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.handle import CallStream, ToolCall
 from perdure.harness.hooks import HookCall, HookRunner, Installed
-from perdure.harness.output import DEFAULT_LIMITS, Bounded, OutputLimits
+from perdure.harness.output import DEFAULT_LIMITS, Bounded
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry, Wrapper
 from perdure.harness.results import (
@@ -162,15 +163,16 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     async def _intend(self, run: Run[ToolInput, None, None], opened: _Opened) -> Next[None]:
         """What the tool prepares for its intent, and the intent."""
         tool = opened.tool
+        handle = self._handle(run, opened, CallStream())
         try:
-            value = await tool.prepare_intent(
-                opened.values, self._handle(run, opened, CallStream()), opened.environment
-            )
+            value = await tool.prepare_intent(opened.values, handle, opened.environment)
             raw = to_raw(value, at=f"{tool.name}.intent")
         except (EnvironmentUnusable, StaleEpochError):
             raise
         except Exception as error:  # the tool's own code; nothing of the call was done
             return await self._finish(run, error_result("tool_error", self._words(run, error)))
+        finally:
+            handle.end()
         return await self._commit_intent(
             run, replace(opened, intent=msgspec.structs.replace(opened.intent, intent=raw))
         )
@@ -232,6 +234,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         assert isinstance(arguments, dict), "checked before they were stored"
         asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
         result = await self._hooks.after(opened.hooks, asked, result)
+        if result.code == "timeout":
+            return error_result("timeout", result.text, stream=opened.stream, output=opened.stream.end())
         try:
             tool.check_result(result)
             return bounded_result(result, opened.stream, tool.output)
@@ -253,13 +257,11 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             return tool.to_result(await self._within(tool.timeout_ms, call))
         except _TimedOut:
             text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
-            output = stream.end().text
-            return ToolResult(f"{text}\n{output}" if output else text, is_error=True, code="timeout")
+            return ToolResult(text, is_error=True, code="timeout")
         except (EnvironmentUnusable, StaleEpochError):
             raise
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not cancelled_itself():
                 raise
             return _tool_error("The tool cancelled itself.")
         except Exception as error:
@@ -318,19 +320,19 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if isinstance(recovery, RecoverResult):
                 return await self._finish(run, scope_result(recovery.result), scoped)
             if isinstance(recovery, RecoverInterrupted):
-                return await self._interrupted(run, tool, recovery.reason, scoped)
+                return await self._interrupted(run, recovery.reason, scoped)
             if recovery.attempt == "next":
                 crashes = intent.crashes + run.restarts
                 if crashes >= MAX_CRASHES:
-                    return await self._interrupted(run, tool, f"Its process ended {crashes} times.", scoped)
+                    return await self._interrupted(run, f"Its process ended {crashes} times.", scoped)
                 intent = msgspec.structs.replace(intent, attempt=intent.attempt + 1, crashes=crashes, scope_data=NULL)
         elif intent.scoped:
-            return await self._interrupted(run, tool, "Its environment is not there any more.")
+            return await self._interrupted(run, "Its environment is not there any more.")
         elif not call.replay_safe:
-            return await self._interrupted(run, tool)
+            return await self._interrupted(run)
         opened = self._reopen(run, tool, agent, intent, environment, scope)
         if opened is None:
-            return await self._interrupted(run, tool, "The tool cannot be run again as it is now.", scoped)
+            return await self._interrupted(run, "The tool cannot be run again as it is now.", scoped)
         if intent.attempt != run.checkpoint.attempt:
             return await self._commit_intent(run, opened)
         return await self._perform(run, opened)
@@ -357,11 +359,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     async def _interrupted(
         self,
         run: Run[ToolInput, None, CallIntent],
-        tool: AnyTool | None,
         reason: str = "",
         scoped: ScopedCall | None = None,
     ) -> Next[None]:
-        stream, output = await self._committed(run, tool)
+        stream, output = await self._committed(run)
         text = f"{INTERRUPTED} {reason}" if reason else INTERRUPTED
         return await self._finish(run, error_result("interrupted", text, stream=stream, output=output), scoped)
 
@@ -375,7 +376,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if opened is not None:
                 stream, output = opened.stream, opened.stream.end()
             else:
-                stream, output = await self._committed(run, None)
+                stream, output = await self._committed(run)
             result = error_result("aborted", ABORTED, stream=stream, output=output)
             scope = await self._scopes.of(self._environment_for(run.conversation_id)) if intent.scoped else None
             if scope is None:
@@ -441,6 +442,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             attempt=opened.intent.attempt + restarts,
             intent=from_raw(opened.intent.intent),
             stream=stream,
+            context=run.context.child(),
             memo=run.memo,
         )
 
@@ -463,18 +465,19 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     async def _agent(self, run: Run[ToolInput, None, Any]) -> Agent:
         return await self._session.snapshot(Agent, conversation=run.conversation_id) or Agent()
 
-    async def _committed(self, run: Run[ToolInput, None, Any], tool: AnyTool | None) -> tuple[CallStream, Bounded]:
-        """What the call had shown, as far as it was committed."""
+    async def _committed(self, run: Run[ToolInput, None, Any]) -> tuple[CallStream, Bounded]:
+        """What the call had shown, as far as it was committed, within the limits of the tool there is now."""
+        tool = self._registry.find_tool(await self._agent(run), run.input.name)
         live = await self._session.snapshot(Live, conversation=run.conversation_id)
-        limits: OutputLimits = DEFAULT_LIMITS if tool is None else tool.output
-        return committed_stream(None if live is None else live.tools.get(str(run.id)), limits)
+        shown = None if live is None else live.tools.get(str(run.id))
+        return committed_stream(shown, DEFAULT_LIMITS if tool is None else tool.output)
 
     def _words(self, run: Run[ToolInput, None, Any], error: Exception) -> str:
         """What the model is told of an exception in a tool."""
         if isinstance(error, PerdureError):
             return str(error)
         self._report(run, "tool_raised", "a tool raised; the call has an error result", error)
-        return f"{type(error).__name__}: {error}"
+        return words_of(error)
 
     def _report(self, run: Run[ToolInput, None, Any], type: str, message: str, error: Exception) -> None:
         self._session.report(

@@ -9,6 +9,7 @@ from typing import Final
 
 from perdure.harness.documents import LiveTool
 from perdure.harness.output import Bounded, LiveOutput, OutputLimits
+from perdure.kernel.context import BACKGROUND, Context
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import JsonValue, copy_json, encode_json
 
@@ -104,6 +105,7 @@ class ToolCall:
         attempt: int = 1,
         intent: JsonValue = None,
         stream: CallStream | None = None,
+        context: Context | None = None,
         memo: Callable[[str, JsonValue], Awaitable[JsonValue]] | None = None,
     ) -> None:
         self.id = id
@@ -116,6 +118,8 @@ class ToolCall:
         """1, and one more for each rerun."""
         self.intent = intent
         """What the tool's ``intent`` function gave, as stored before the call began."""
+        self.context = BACKGROUND.child() if context is None else context
+        """Ends with the call, also when that is stopped or takes too long: for calls that take ``context=`` (K92)."""
         self.stream = stream if stream is not None else CallStream()
         self._memo = memo
         self._memos: dict[str, JsonValue] = {}
@@ -160,6 +164,7 @@ class ToolCall:
     def end(self) -> None:
         """The invocation has ended: every later use raises CallEnded."""
         self._ended = True
+        self.context.cancel("its call has ended")
 
     def _check(self) -> None:
         if self._ended:

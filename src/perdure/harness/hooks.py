@@ -6,10 +6,12 @@ or one and everything that is owned below it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar, overload
 
+from perdure.harness.foreign import cancelled_itself
 from perdure.harness.tool import AnyTool, ToolResult
 from perdure.kernel.json import JsonValue, copy_json
 from perdure.kernel.reports import Report
@@ -146,7 +148,9 @@ class HookRunner:
                     return arguments, answer
                 if answer is not None:
                     arguments = _plain(dict(answer))
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not cancelled_itself():
+                    raise
                 self._report(installed, call, "a before_tool hook raised; it blocks the call", error)
                 return arguments, Block("a check of this call failed; it was not run")
         return arguments, None
@@ -163,7 +167,9 @@ class HookRunner:
                     if not isinstance(answer, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped code
                         raise TypeError(f"an after_tool hook returns a ToolResult or None, not {type(answer).__name__}")
                     result = answer
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not cancelled_itself():
+                    raise
                 self._report(installed, call, "an after_tool hook raised; it is skipped", error)
         return result
 
@@ -186,7 +192,7 @@ class HookRunner:
             above.add(conversation_id)
         return above
 
-    def _report(self, installed: Installed, call: HookCall, message: str, error: Exception) -> None:
+    def _report(self, installed: Installed, call: HookCall, message: str, error: BaseException) -> None:
         self._session.report(
             Report(
                 type="hook_failed",

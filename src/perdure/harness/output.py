@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 
 DEFAULT_LIMIT_BYTES = 50 * 1024
 DEFAULT_LIMIT_LINES = 2000
-_CHARACTER = 4  # The longest UTF-8 sequence.
+LEAST_BYTES = 4
+"""A window takes at least the longest UTF-8 sequence."""
 
 Keep: TypeAlias = Literal["head", "tail"]
 
@@ -78,8 +79,8 @@ class OutputWindow:
         limit_lines: int = DEFAULT_LIMIT_LINES,
         keep: Keep = "tail",
     ) -> None:
-        if limit_bytes < _CHARACTER or limit_lines < 1:
-            raise ValueError(f"a window needs {_CHARACTER} bytes and 1 line, not {limit_bytes} and {limit_lines}")
+        if limit_bytes < LEAST_BYTES or limit_lines < 1:
+            raise ValueError(f"a window needs {LEAST_BYTES} bytes and 1 line, not {limit_bytes} and {limit_lines}")
         self._limit_bytes = limit_bytes
         self._limit_lines = limit_lines
         self._keep: Literal["head", "tail"] = keep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -19,13 +20,17 @@ from perdure.harness.documents import (
 from perdure.harness.environment import ScopeResult
 from perdure.harness.handle import MAX_DETAILS, MAX_DIAGNOSTIC, MAX_DIAGNOSTICS, CallStream
 from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, encode_messages
-from perdure.harness.output import Bounded, OutputLimits, bound
+from perdure.harness.output import DEFAULT_LIMITS, LEAST_BYTES, Bounded, OutputLimits, bound
 from perdure.harness.tool import ToolError, ToolResult
 from perdure.kernel.records import NULL, to_raw
 from perdure.kernel.transaction import Transaction
 
-MAX_IMAGES: Final = 20 * 1024 * 1024
-"""Bytes of base64 that the images of one result may take."""
+MAX_IMAGES: Final = 100
+"""Images of one result."""
+MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024
+"""Bytes of base64 that they may take together."""
+WORDS: Final = OutputLimits(keep="head")
+"""Of an error that the harness writes, beside the output of the call."""
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,21 +48,17 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def bounded_result(result: ToolResult, stream: CallStream, limits: OutputLimits) -> CallResult:
     """A tool's result within the limits, with what the call showed. Raises ToolError for too much of it."""
-    kept: list[Bounded] = []
-    parts: list[UserPart] = []
     if result.content is None:
-        kept.append(stream.end())
-        parts.append(Text(_with_note(kept[0], limits)))
+        kept = [stream.end()]
+        parts: list[UserPart] = [Text(_with_note(kept[0], limits))]
     else:
-        for part in _joined(result.parts):
-            if isinstance(part, Text):
-                kept.append(bound(part.text, limits))
-                parts.append(Text(_with_note(kept[-1], limits)))
-            else:
-                parts.append(part)
-    images = sum(len(part.data) for part in parts if isinstance(part, Image))
-    if images > MAX_IMAGES:
-        raise ToolError(f"the images of the result take {images} bytes; at most {MAX_IMAGES} are kept")
+        parts, kept = _bounded_parts(result.parts, limits)
+    images = [len(part.data) for part in parts if isinstance(part, Image)]
+    if len(images) > MAX_IMAGES or sum(images) > MAX_IMAGE_BYTES:
+        raise ToolError(
+            f"the result has {len(images)} images of {sum(images)} bytes; at most {MAX_IMAGES} of {MAX_IMAGE_BYTES} "
+            "are kept"
+        )
     details = to_raw(stream.details if result.details is None else result.details, at="details")
     if len(details) > MAX_DETAILS:
         raise ToolError(f"the details of the result take {len(details)} bytes; at most {MAX_DETAILS} are kept")
@@ -77,12 +78,12 @@ def error_result(
     code: ToolErrorCode, text: str, *, stream: CallStream | None = None, output: Bounded | None = None
 ) -> CallResult:
     """An error that the harness writes, with what the call showed and, if given, its output so far."""
+    text = bound(text, WORDS).text  # words of others may be in it, such as a name that a model made up
     if output is not None and output.text:
         dropped = f" ({output.dropped_lines} lines were left out)" if output.dropped_lines else ""
         text = f"{text}\nOutput until then{dropped}:\n{output.text}"
     return CallResult(
-        # Words of an error may hold what is no text, such as parts of a file's name.
-        content=(Text(text.encode("utf-8", "replace").decode()),),
+        content=(Text(text),),
         is_error=True,
         code=code,
         details=NULL if stream is None else to_raw(stream.details),
@@ -173,19 +174,52 @@ def _with_note(kept: Bounded, limits: OutputLimits) -> str:
     what = f"{kept.dropped_bytes} bytes{lines}"
     if limits.keep == "tail":
         return f"[{what} before this are left out.]\n{kept.text}"
-    return f"{kept.text}{'' if kept.text.endswith(chr(10)) else chr(10)}[{what} after this are left out.]"
+    return f"{kept.text}{'' if kept.text[-1:] in ('', chr(10)) else chr(10)}[{what} after this are left out.]"
 
 
-def _joined(parts: Sequence[UserPart]) -> list[UserPart]:
-    """Texts that follow one another as one: together they keep the limits."""
-    joined: list[UserPart] = []
-    for part in parts:
-        if isinstance(part, Text) and joined and isinstance(joined[-1], Text):
-            joined[-1] = Text(joined[-1].text + part.text)
-        else:
-            joined.append(part)
-    return joined
+def _bounded_parts(given: Sequence[UserPart], limits: OutputLimits) -> tuple[list[UserPart], list[Bounded]]:
+    """The parts of a result, and what is kept of its texts: all of them together keep the limits."""
+    parts: list[UserPart] = []
+    texts: list[str] = []
+    for part in given:
+        # Texts that follow one another are one.
+        if isinstance(part, Text):
+            if not texts:
+                parts.append(part)
+            texts.append(part.text)
+            continue
+        if texts:
+            parts[-1], texts = Text("".join(texts)), []
+        parts.append(part)
+    if texts:
+        parts[-1] = Text("".join(texts))
+    kept: list[Bounded] = []
+    order = range(len(parts)) if limits.keep == "head" else range(len(parts) - 1, -1, -1)
+    left: OutputLimits | None = limits
+    for at in order:
+        part = parts[at]
+        if isinstance(part, Text):
+            kept.append(bound(part.text, left) if left is not None else _left_out(part.text))
+            parts[at] = Text(_with_note(kept[-1], limits))
+            left = None if left is None else _rest(left, kept[-1])
+    return parts, kept
+
+
+def _rest(limits: OutputLimits, kept: Bounded) -> OutputLimits | None:
+    """What the limits leave beside a text; None: nothing."""
+    lines = kept.text.count("\n") + (kept.text[-1:] not in ("", "\n"))
+    max_bytes, max_lines = limits.max_bytes - len(kept.text.encode()), limits.max_lines - lines
+    if kept.dropped_bytes or max_bytes < LEAST_BYTES or max_lines < 1:
+        return None
+    return replace(limits, max_bytes=max_bytes, max_lines=max_lines)
+
+
+def _left_out(text: str) -> Bounded:
+    counted = DEFAULT_LIMITS.window()
+    counted.feed(text.encode("utf-8", "surrogatepass"))
+    seen = counted.window()
+    return Bounded(text="", dropped_bytes=seen.total_bytes, dropped_lines=seen.total_lines)
 
 
 def _diagnostics(all: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text[:MAX_DIAGNOSTIC] for text in all[:MAX_DIAGNOSTICS])
+    return tuple(text[:MAX_DIAGNOSTIC].encode("utf-8", "replace").decode() for text in all[:MAX_DIAGNOSTICS])

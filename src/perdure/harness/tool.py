@@ -27,7 +27,7 @@ from perdure.harness.docstring import split_docstring
 from perdure.harness.documents import ToolErrorCode
 from perdure.harness.environment import Effects, ExecutionEnvironment
 from perdure.harness.handle import CallEnded, CallStream, ToolCall
-from perdure.harness.messages import Text, UserPart
+from perdure.harness.messages import Image, Text, UserPart
 from perdure.harness.model import ToolSpec
 from perdure.harness.output import DEFAULT_LIMITS, OutputLimits
 from perdure.kernel.errors import PerdureError
@@ -80,10 +80,24 @@ class ToolResult:
     """For people, after those that the call showed."""
 
     def __post_init__(self) -> None:
+        """Raises TypeError, ValueError or NotJson for what could not be stored, or not be read back."""
+        for at, part in enumerate(self.parts):
+            match part:
+                case Text(str()):
+                    pass  # what is no text in it is replaced when it is bounded
+                case Image(str() as media_type, str() as data):
+                    check_json([media_type, data], at=f"ToolResult.content[{at}]")
+                case _:  # pyright: ignore[reportUnnecessaryComparison]  # of untyped callers
+                    raise TypeError(f"ToolResult.content[{at}] must be a Text or an Image of texts")
         check_json(self.details, at="ToolResult.details")
+        _require(type(self.is_error) is bool, "is_error must be a bool")
+        _require(self.code is None or self.code in get_args(ToolErrorCode), "code must be one of ToolErrorCode")
+        noted = not isinstance(self.diagnostics, str) and all(type(text) is str for text in self.diagnostics)
+        _require(noted, "diagnostics must be texts")
         for name, amount in self.usage.items():
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
-                raise ValueError(f"ToolResult.usage[{name!r}] must be a finite number")
+            check_json({name: 0}, at="ToolResult.usage")
+            finite = type(amount) in (int, float) and math.isfinite(amount)
+            _require(finite, f"usage[{name!r}] must be a finite number")
 
     @property
     def parts(self) -> tuple[UserPart, ...]:
@@ -94,6 +108,11 @@ class ToolResult:
     @property
     def text(self) -> str:
         return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"ToolResult.{what}")
 
 
 IntentFunction = TypeVar("IntentFunction", bound=Callable[..., Awaitable[JsonValue]])
@@ -187,9 +206,13 @@ class ToolDefinition(Generic[P, R_co]):
         """Run the function; a synchronous one in a thread. Cancelled, it returns once the function has."""
         arguments = {**values, **_injected(self.signature, call, environment)}
         function: Callable[..., Any] = self.function  # its parameters are known to the signature only
-        if inspect.iscoroutinefunction(function):
-            return await function(**arguments)
-        return await _in_thread(partial(function, **arguments))
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(**arguments)
+            return await _in_thread(partial(function, **arguments))
+        except SystemExit:
+            # It would end the event loop, and every other conversation with it.
+            raise ToolError("the tool tried to end the process") from None
 
     def to_result(self, value: object) -> ToolResult:
         """A returned value as a result. Raises NotJson, or ToolError for what has no JSON."""
@@ -314,8 +337,15 @@ def _injected(signature: Signature, call: ToolCall, environment: ExecutionEnviro
 
 
 async def _in_thread(function: Callable[[], object]) -> object:
+    def run() -> object:
+        try:
+            return function()
+        except StopIteration as error:
+            # No future takes this one: whoever waits for the thread would wait for ever.
+            raise RuntimeError("StopIteration was raised") from error
+
     context = contextvars.copy_context()
-    future = asyncio.get_running_loop().run_in_executor(None, context.run, function)
+    future = asyncio.get_running_loop().run_in_executor(None, context.run, run)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
