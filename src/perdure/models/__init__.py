@@ -1,9 +1,15 @@
 """Models of real providers, through pydantic-ai (rules H170, H179). Importing this imports no provider.
 
-    models = ProviderModels("anthropic:claude-sonnet-4-5")
+    models = ProviderModels("anthropic:claude-sonnet-5")
     async with Harness.open(storage, models=models) as harness: ...
 
-It is installed with ``pip install 'perdure[models]'``.
+or, with the key in the environment, ``Harness.open(storage, models="anthropic:claude-sonnet-5")``. It is installed
+with ``pip install 'perdure[models]'``.
+
+What the prompt says anew in the middle of a conversation is told where it changed, so that provider's caches keep
+hitting: as a system message to models that are known to take one there, at their provider's own address; else as a
+note in the user's turn, marked as the application's (``Endpoint.system_messages`` decides otherwise). A note has the
+weight of a user's words, so what users must not override belongs into the first instructions.
 """
 
 from __future__ import annotations

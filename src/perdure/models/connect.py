@@ -13,17 +13,13 @@ import httpx2
 from pydantic_ai.models import Model
 
 from perdure.harness.model import ModelError
-from perdure.models.endpoints import COMPATIBLE, Endpoint, Protocol
+from perdure.models.endpoints import COMPATIBLE, OWN, Endpoint, Protocol
 
 if TYPE_CHECKING:
     from pydantic_ai.providers import Provider as LibraryProvider
 
 NO_KEY: Final = "no-key"
 """Sent where no key is wanted: the SDK insists on one."""
-
-OWN: Final = frozenset({"openai", "openai-chat", "anthropic"})
-"""Endpoints that are a provider's own service, or stand in front of it."""
-
 
 LIBRARY: Final[dict[Protocol, tuple[str, ...]]] = {
     "openai": ("pydantic_ai.models.openai", "pydantic_ai.providers.openai", "pydantic_ai.providers.openai_compatible"),
@@ -52,6 +48,8 @@ async def connected(
 
     ``on_response`` is called when the provider begins to answer.
     """
+    if not endpoint.reachable:
+        raise ModelError("other", f"{endpoint.name} has no address, or {endpoint.sdk} is not installed")
     key = endpoint.key
     if key is None:
         if endpoint.name in OWN or (endpoint.key_variable is not None and endpoint.name != COMPATIBLE):

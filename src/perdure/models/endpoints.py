@@ -36,7 +36,7 @@ class Endpoint:
     name: str
     protocol: Protocol
     base_url: str | None = None
-    """None: the environment's, or else the provider's own address."""
+    """None: the environment's, or else, for the built-in endpoints of a provider, the provider's own address."""
     api_key: str | None = field(default=None, repr=False)
     key_variable: str | None = None
     """None: this endpoint needs no key, or it is ``api_key``."""
@@ -77,13 +77,16 @@ class Endpoint:
     @property
     def reachable(self) -> bool:
         """Whether there is an address, and the SDK that speaks its protocol is installed."""
-        return (self.name != COMPATIBLE or self.address is not None) and installed(self.sdk)
+        return (self.name in OWN or self.address is not None) and installed(self.sdk)
 
     @property
     def sdk(self) -> str:
         """The package that speaks the protocol."""
         return "anthropic" if self.protocol == "anthropic" else "openai"
 
+
+OWN: Final = frozenset({"openai", "openai-chat", "anthropic"})
+"""Endpoints that are a provider's own service, or stand in front of it; others need an address."""
 
 COMPATIBLE: Final = "openai-compatible"
 

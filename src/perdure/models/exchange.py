@@ -25,8 +25,8 @@ from perdure.harness.model import (
     ToolSpec,
 )
 from perdure.models.answer import answer, usage_of
-from perdure.models.connect import OWN, connected
-from perdure.models.endpoints import Endpoint
+from perdure.models.connect import connected
+from perdure.models.endpoints import OWN, Endpoint
 from perdure.models.failures import failure
 from perdure.models.transcript import to_library
 

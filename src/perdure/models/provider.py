@@ -14,7 +14,7 @@ from typing_extensions import override
 from perdure.harness.messages import Usage
 from perdure.harness.model import ModelError, ModelEvent, ModelInfo, ModelRequest, NoAdapter
 from perdure.kernel.json import JsonValue
-from perdure.models.endpoints import BUILT_IN, COMPATIBLE, Endpoint, Protocol, installed
+from perdure.models.endpoints import BUILT_IN, Endpoint, Protocol, installed
 from perdure.models.prices import PRICED, listed, price
 
 if TYPE_CHECKING:
@@ -31,8 +31,10 @@ class MissingExtra(NoAdapter):
 
 
 class ProviderModels:
-    """Every model of the built-in endpoints ``openai`` (Responses), ``openai-chat`` (Chat Completions), ``anthropic``
-    and ``openai-compatible``, and of those given.
+    """Every model of the built-in endpoints, and of those given.
+
+    ``openai`` is asked through the Responses API, ``openai-chat`` through Chat Completions, like
+    ``openai-compatible``, which is any server that copied it; ``anthropic`` through the Messages API.
 
     default: ``provider:name`` for conversations whose agent names none; None: they must name one.
     base_url, api_key, settings: of the default's endpoint; see Endpoint. Without them the environment counts:
@@ -96,8 +98,8 @@ class ProviderModels:
         if not installed(endpoint.sdk):
             raise MissingExtra(f"{endpoint.sdk} is not installed; pip install 'perdure[models]'")
         if not endpoint.reachable:
-            assert endpoint.name == COMPATIBLE, "others have an address of their own"
-            raise ValueError(f"where is {endpoint.name}? Pass base_url, or set {endpoint.url_variable}")
+            variable = f", or set {endpoint.url_variable}" if endpoint.url_variable else ""
+            raise ValueError(f"where is {endpoint.name}? Pass base_url{variable}")
 
     @override
     def __repr__(self) -> str:
