@@ -199,6 +199,50 @@ def test_a_program_that_raises_is_found_p2() -> None:
     assert "the program raised ValueError: by itself" in problems(explore(scenario(program)))
 
 
+def test_a_process_that_dies_of_itself_for_ever_is_found_p5() -> None:
+    async def program(host: Host) -> None:
+        async with open_session(host):
+            host.die()
+            await host.clock.sleep(1)
+
+    assert "it would never come to an end" in problems(explore(scenario(program)))
+
+
+def test_an_unsteady_scenario_is_held_against_the_invariants_alone_p5() -> None:
+    async def program(host: Host) -> None:
+        async with open_session(host) as session, session.commit(conversation_id=ROOT_CONVERSATION) as tx:
+            if await once(tx, "step-1"):
+                tx.append(Step(number=host.life))
+
+    assert "instead of" in problems(explore(scenario(program)))
+    assert not explore(scenario(program, steady=False)).failures
+
+
+def test_effects_that_need_not_be_declared_may_not_happen_twice_p5() -> None:
+    async def program(host: Host) -> None:
+        async with open_session(host) as session:
+            host.effect("with a key", key="key")
+            host.effect("without")
+            await steps(session, range(1, 3))
+
+    found = problems(explore(scenario(program, any_effects=True)))
+    assert "effect 'without' took place 2 times" in found
+    assert "with a key" not in found
+
+
+def test_a_restarted_process_learns_nothing_but_what_is_outside_p5() -> None:
+    seen: list[dict[str, object]] = []
+
+    async def program(host: Host) -> None:
+        seen.append(dict(host.notes))
+        async with open_session(host) as session:
+            host.notes[f"life {host.life}"] = session.seq
+            await steps(session, range(1, 3))
+
+    simulate(scenario(program), Plan(scenario="planted", faults=(Fault("after", 2), Fault("after", 0))))
+    assert [sorted(notes) for notes in seen] == [[], ["life 1"], ["life 1"]]
+
+
 # --- stores ----------------------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,8 @@ DOWNTIME = 1.0
 """Virtual seconds between a kill and the next start."""
 SETTLING = 120.0
 """Virtual seconds in which everything a program started must have ended once it has."""
+MOST_DEATHS = 20
+"""How often a program may end its own process."""
 MAX_PROBLEMS = 20
 """Of one run; more would say the same again."""
 
@@ -98,6 +100,10 @@ class Host:
         if self.loop.dead:
             raise Killed("a killed process has no effects")
         return self._world.apply(what, key)
+
+    def die(self) -> None:
+        """The process ends here, by the program's own doing."""
+        self.storage.die()
 
     def heard(self, seq: int) -> None:
         """Somebody outside the store was told of a commit: it must be there after every crash."""
@@ -189,6 +195,11 @@ class Run:
         return not self.problems
 
     @property
+    def disturbed(self) -> bool:
+        """Whether anything but the end of the program ended a life."""
+        return any(life.ended != "done" or life.reached for life in self.lives)
+
+    @property
     def reached(self) -> list[Fault]:
         """The faults that took place."""
         return [life.fault for life in self.lives if life.fault is not None and life.reached]
@@ -204,7 +215,8 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
     result = Run(plan=plan, world=World(plan.seed))
     store: CrashableStorage = scenario.storage()
     seen: Records | None = None
-    for number, fault in enumerate([*plan.faults, None], 1):
+    for number in range(1, len(plan.faults) + MOST_DEATHS + 2):
+        fault = plan.faults[number - 1] if number <= len(plan.faults) else None
         life, store = _live(scenario, result, store, fault, number)
         result.lives.append(life)
         if life.opened or seen is not None:
@@ -213,6 +225,8 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
             seen = records
         if life.ended == "stuck" or (life.ended == "done" and not life.reached):
             break
+    else:
+        result.problems.append(f"the process died of itself {MOST_DEATHS} times: it would never come to an end")
     result.records = seen
     if seen is None:
         result.problems.append("the program never opened its store")
@@ -255,7 +269,7 @@ def _live(
     except Exception as error:
         ended = "stuck"
         problems.append(f"life {number}: the program raised {type(error).__name__}: {error}")
-    reached = storage.reached or (ended == "killed")
+    reached = fault is not None and (storage.reached or ended == "killed")
     # A failing store makes itself heard in many ways; what they are is not looked at.
     if not storage.reached:
         problems += [f"life {number}: nobody caught {what}" for what in loop.unhandled]
@@ -329,7 +343,7 @@ def _problems_at_the_end(scenario: Scenario, result: Run, records: Records) -> I
     for data in interrupted:
         if data.name not in scenario.rules.unsafe:
             yield f"call {data.task} of {data.name} was interrupted, which only an unsafe one may be"
-        if not result.reached:
+        if not result.disturbed:
             yield f"call {data.task} of {data.name} was interrupted, though nothing interrupted it"
     for what in sorted(world.attempts.keys() - scenario.safe - scenario.unsafe):
         if not scenario.any_effects:
@@ -342,7 +356,7 @@ def _problems_at_the_end(scenario: Scenario, result: Run, records: Records) -> I
     for what in sorted(scenario.unsafe):
         if world.attempts[what] > 1:
             yield f"effect {what!r} was attempted {world.attempts[what]} times, and may be only once"
-        if world.attempts[what] == 0 and not result.reached:
+        if world.attempts[what] == 0 and not result.disturbed:
             yield f"effect {what!r} never took place"
 
 

@@ -19,6 +19,7 @@ from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import ROOT_CONVERSATION
 from perdure.storage.memory import MemoryStorage
+from perdure.tasks import WorkBlocked
 from perdure.testing.faulty_models import Cue
 from perdure.testing.model import Reply, call, calls, fail, say
 from perdure.testing.normal import Records
@@ -211,6 +212,28 @@ async def stalled(host: Host) -> None:
         assert (await (await root.submit("two", request_id="two")).answer()).text == "fine"
 
 
+async def poisoned_run(host: Host) -> None:
+    """A request of which the process dies each time: its run is parked at last, can be aborted, and what comes after
+    it is answered."""
+
+    def cue(request: ModelRequest) -> Cue | None:
+        if user_texts(request)[-1] == "poison":
+            host.die()
+            return "stall"
+        return None
+
+    async with open_harness(host, say("fine"), cue=cue) as (_, root):
+        poison = await root.submit("poison", request_id="poison")
+        try:
+            await ends(poison, "aborted")
+        except WorkBlocked as error:
+            if error.reason != "parked":
+                raise
+            await root.abort()
+            await ends(poison, "aborted")
+        assert (await (await root.submit("water", request_id="water")).answer()).text == "fine"
+
+
 # --- aborts ----------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +414,7 @@ RUNS = (
     scenario(retries_end),
     scenario(no_model),
     scenario(faulted_run, reports=effects("task_faulted")),
+    scenario(poisoned_run, reports=effects("task_blocked")),
     scenario(truncated),
     scenario(stalled),
     scenario(abort, safe=HERE),

@@ -437,6 +437,34 @@ async def closing(host: Host) -> None:
         assert text_of(await runtime.wait(id)) == "done"
 
 
+async def poison(host: Host) -> None:
+    """A task of which the process dies each time: parked at last, it harms nobody, until somebody retries it."""
+
+    class Poison(Task[str, str], kind="app.poison"):
+        async def start(self, run: Run[str, str, None]) -> Next[str]:
+            async with run.commit() as tx:
+                return tx.go(self.drink, None)
+
+        async def drink(self, run: Run[str, str, None]) -> Next[str]:
+            if "antidote" not in host.notes:
+                host.die()
+                await host.clock.sleep(1)
+            async with run.commit() as tx:
+                return tx.complete("survived")
+
+    async with open_tasks(host, Poison) as (session, runtime):
+        id = await begin(session, Poison)
+        try:
+            outcome = await runtime.wait(id)
+        except WorkBlocked as error:
+            if (error.task, error.reason) != (id, "parked"):
+                raise
+            host.notes["antidote"] = True
+            await runtime.retry_task(id)
+            outcome = await runtime.wait(id)
+        assert text_of(outcome) == "survived"
+
+
 async def blocked(host: Host) -> None:
     """A task whose code is not there stays as it is, a wait for it says so, and it runs once the code is installed."""
 
@@ -486,5 +514,6 @@ TASKS = (
     ),
     _scenario(background, safe=frozenset({"undo ordinary", "undo hidden"})),
     _scenario(closing, safe=frozenset({"long"})),
+    Scenario(name="poison", program=poison, reports=frozenset({"task_blocked"})),
     Scenario(name="blocked", program=blocked, reports=frozenset({"task_blocked"})),
 )
