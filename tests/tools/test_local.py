@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -63,12 +64,18 @@ def pids(work: Path) -> dict[str, int]:
 
 
 def kill_and_see_gone(pid: int) -> None:
-    handle = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [])
-    finally:
-        os.close(handle)
+    os.kill(pid, signal.SIGKILL)
+    see_gone(pid)
+
+
+def see_gone(pid: int) -> None:
+    """It was killed and needs a moment to end."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            select.select([handle], [], [])
+        finally:
+            os.close(handle)
 
 
 def mode(path: Path) -> int:
@@ -232,6 +239,7 @@ async def test_processes_that_cannot_be_ended_are_an_error_not_a_result(
     script = "echo $$ > self.pid; echo ready; exec sleep 600"
     with monkeypatch.context() as refused:
         refused.setattr(processes, "send", lambda process, number: False)
+        refused.setattr(processes, "kill_group", lambda leader: None)
         with pytest.raises(ProcessesRemain) as caught:
             await time_out_when_ready(env, script)
         assert pids(work)["self"] in caught.value.pids
@@ -414,6 +422,118 @@ async def test_a_command_inherits_no_descriptor_and_leaves_none(env: LocalEnviro
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         await everything()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- what the rest of the host does ----------------------------------------------------------------------------
+
+OTHERS = """
+import asyncio, os, signal, sys
+from perdure.tools import command
+from perdure.tools.local import LocalEnvironment
+from perdure.tools.bash import bash
+
+if sys.argv[2] == "ignored":  # as a parent that ignores it hands down
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:  # somebody waits for every child there is, and is faster than we
+    spawn = command._Command._spawn
+    def spawn_and_lose(self):
+        spawn(self)
+        os.waitpid(-1, 0)
+    command._Command._spawn = spawn_and_lose
+
+async def main():
+    async with asyncio.timeout(60):
+        answer = await bash(LocalEnvironment(sys.argv[1]), "echo out; exit 3")
+    print(answer.details["exit_code"], answer.failed, answer.text)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["ignored", "waited for"])
+async def test_an_exit_that_somebody_else_took_is_not_told_as_success(work: Path, how: str) -> None:
+    """H115: nor does anybody wait for it for ever."""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", OTHERS, str(work), how], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("None True out\n[How it ended is not known"), done.stderr
+
+
+async def test_a_host_without_free_descriptors_starts_no_command(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await env.exec("true")
+
+    def full() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", full)
+    with pytest.raises(CommandNotStarted, match="Too many open files"):
+        await env.exec("true")
+
+
+async def test_what_was_missed_in_the_groups_of_a_command_is_ended(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T90: one that forks and ends, over and over, may not be there when it is looked for."""
+    real, looks = processes.of_command, []
+
+    def missing(leader: int, tag: str) -> list[processes.Process]:
+        looks.append(leader)
+        return [] if len(looks) == 1 else real(leader, tag)
+
+    monkeypatch.setattr(processes, "of_command", missing)
+    await env.exec("sleep 600 & echo $! > missed.pid")
+    assert not alive(pids(work)["missed"])
+
+
+def test_a_look_in_which_somebody_vanished_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T90: it may have left a child that came too late to be listed."""
+    child = subprocess.Popen(["sleep", "600"], env={processes.TAG: "tag"}, start_new_session=True)
+    try:
+        real, looks = os.listdir, []
+
+        def vanishing(path: str) -> list[str]:
+            looks.append(path)
+            return ["999999999"] if len(looks) < 3 else real(path)
+
+        monkeypatch.setattr(os, "listdir", vanishing)
+        assert [process.pid for process in processes.of_command(999999999, "tag")] == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T90, and no command of a host that lives is ended for it."""
+    mark = processes.HostMark.own()
+    machine = processes._machine()
+    assert not mark.is_dead(machine)
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", full)
+    assert not mark.is_dead(machine)
+    with pytest.raises(OSError, match="Too many open files"):
+        processes.of_command(os.getpid(), "tag")
+
+
+async def test_a_command_whose_processes_cannot_be_looked_at_is_ended_all_the_same(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T90: and its descriptors are closed."""
+    await env.exec("true")
+    before = len(os.listdir("/proc/self/fd"))
+
+    def full(leader: int, tag: str) -> list[processes.Process]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(processes, "of_command", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        await env.exec("sleep 600 & echo $! > left.pid; sleep 600", timeout_ms=300)
+    see_gone(pids(work)["left"])
     assert len(os.listdir("/proc/self/fd")) == before
 
 

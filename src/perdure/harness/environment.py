@@ -123,7 +123,10 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended, and its output (stdout and stderr as one stream)."""
+    """How a command ended, and its output (stdout and stderr as one stream).
+
+    Neither an exit code nor a signal: it ended, but how is not known.
+    """
 
     exit_code: int | None
     """None if a signal ended it."""

@@ -75,6 +75,8 @@ def _text(result: ExecResult, shown: Window, seconds: float) -> str:
         notes.append(f"[Timed out after {seconds:g} seconds; the command was stopped.]")
     elif result.signal is not None:
         notes.append(f"[Ended by signal {result.signal}.]")
+    elif result.exit_code is None:
+        notes.append("[How it ended is not known: something else in the host process took its exit status.]")
     elif result.exit_code:
         notes.append(f"[Exit code {result.exit_code}.]")
     elif not shown.total_bytes:

@@ -71,28 +71,41 @@ async def run(spec: CommandSpec, spills: Spills, threads: Threads) -> ExecResult
     raise cancelled
 
 
-async def end(members: Callable[[], list[Process]], grace_ms: int, threads: Threads) -> None:
-    """End processes, new ones among them included: SIGTERM, after the grace SIGKILL. Raises ProcessesRemain."""
+async def end(
+    members: Callable[[], list[Process]], grace_ms: int, threads: Threads, *, leader: int | None = None
+) -> None:
+    """End processes, new ones among them included: SIGTERM, after the grace SIGKILL. Raises ProcessesRemain.
+
+    ``leader``: of a process group that is ended with them, also where no look found its processes.
+    """
     clock = asyncio.get_running_loop().time
-    found = await threads.call(members)
-    if not found:
-        return
-    await threads.call(_send_all, found, signal.SIGTERM, signal.SIGCONT)
-    deadline = clock() + grace_ms / 1000
     pause, longest = _POLL
+    found = await threads.call(members)
+    if found:
+        await threads.call(_send_all, found, signal.SIGTERM, signal.SIGCONT)
+    deadline = clock() + grace_ms / 1000
     while found and (left := deadline - clock()) > 0:
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 2, longest)
         found = await threads.call(members)
     deadline = clock() + _KILL_WAIT
     pause = _POLL[0]
-    while found:
-        refused = await threads.call(_send_all, found, signal.SIGKILL)
+    while True:
+        refused = await threads.call(_kill_all, found, leader)
+        if not found:
+            return
         await asyncio.sleep(pause)
         pause = min(pause * 2, longest)
         found = await threads.call(members)
         if found and (clock() > deadline or refused >= set(found)):
             raise ProcessesRemain([process.pid for process in found])
+
+
+def _kill_all(found: list[Process], leader: int | None) -> set[Process]:
+    """Those that this user may not signal."""
+    if leader is not None:
+        processes.kill_group(leader)
+    return _send_all(found, signal.SIGKILL)
 
 
 def _send_all(found: list[Process], *signals: signal.Signals) -> set[Process]:
@@ -171,8 +184,11 @@ class _Command:
             pump = asyncio.create_task(self._pump())
             timed_out = await self._first_event(pump, began)
             duration = self._loop.time() - began
-            await end(self._members, self._spec.grace_ms, self._threads)
+            await end(self._members, self._spec.grace_ms, self._threads, leader=process.pid)
             await self._exited
+            code = _reap(process)
+            if processes.group_remains(process.pid):  # What no look found was killed unseen: wait for its end.
+                await end(self._members, 0, self._threads)
             _resolve(self._draining)
             await pump
             over = True
@@ -187,11 +203,10 @@ class _Command:
                 await asyncio.wait({pump})
             self._release()
             await self._output.close()
-        code = process.returncode
         output = self._output
         return ExecResult(
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
             timed_out=timed_out,
             duration_ms=round(duration * 1000),
             output=bytes(output.recent if output.size <= INLINE_OUTPUT else output.recent[-INLINE_OUTPUT:]),
@@ -224,8 +239,9 @@ class _Command:
 
     def _spawn(self) -> None:
         spec = self._spec
-        self._pipe, theirs = os.pipe()
+        theirs = -1
         try:
+            self._pipe, theirs = os.pipe()
             os.set_blocking(self._pipe, False)
             with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, _CHUNK)
@@ -242,25 +258,30 @@ class _Command:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CommandNotStarted(f"{spec.argv[0]} could not be started in {spec.cwd}: {reason}") from error
         finally:
-            os.close(theirs)
+            if theirs >= 0:
+                os.close(theirs)
 
     def _watch_exit(self, process: subprocess.Popen[bytes]) -> None:
         """Learn of the exit without reaping: until it is reaped its id, and so its group's, is nobody
         else's."""
-        with contextlib.suppress(OSError, AttributeError):
+        try:
             self._pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # Its exit was taken by somebody else in this process.
+            _resolve(self._exited)
+        except (OSError, AttributeError):
+            threading.Thread(target=self._wait_for_exit, args=(process,), name="perdure-wait", daemon=True).start()
+        else:
             self._loop.add_reader(self._pidfd, self._saw_exit)
-            return
 
-        def wait() -> None:
-            if hasattr(os, "waitid"):
+    def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> None:
+        """In a thread of its own, where there are no pidfds."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # As above.
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            else:
-                process.wait()
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
-                self._loop.call_soon_threadsafe(_resolve, self._exited)
-
-        threading.Thread(target=wait, name="perdure-wait", daemon=True).start()
+        else:
+            process.wait()
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(_resolve, self._exited)
 
     def _saw_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -273,12 +294,16 @@ class _Command:
     def _kill_now(self) -> None:
         """The last resort when ``supervise`` itself is cut off: a moment of blocking beats processes left
         behind."""
-        for _ in range(50):
-            found = self._members() if self._process is not None else []
-            if not found:
-                return
-            _send_all(found, signal.SIGKILL)
-            time.sleep(_POLL[0])
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):  # They cannot be looked at; their group is killed unseen.
+            for _ in range(50):
+                processes.kill_group(self._process.pid)
+                found = self._members()
+                if not found:
+                    return
+                _send_all(found, signal.SIGKILL)
+                time.sleep(_POLL[0])
 
     def _release(self) -> None:
         if self._pidfd >= 0:
@@ -319,6 +344,21 @@ class _Command:
             await asyncio.wait({ready, self._draining}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._loop.remove_reader(self._pipe)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int | None:
+    """How a process that has exited ended, as ``returncode`` says it.
+
+    None if that was taken by somebody else: a handler that waits for every child, or the system where SIGCHLD is
+    ignored. Popen would say 0 then.
+    """
+    if process.returncode is None:
+        try:
+            _, status = os.waitpid(process.pid, 0)
+        except ChildProcessError:
+            return None
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -12,15 +12,18 @@ Signals go through pidfds after the start time was compared, so no stranger that
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 TAG = "PERDURE_EXEC"
 """Environment variable: the tags of this command and of those it runs inside of, separated by spaces."""
 _MAX_TAGS = 16
+_LOOKS = 5
+"""How often the processes are listed at most, to see all of them: one that forks and ends meanwhile hides its child."""
 _HAS_PROC = sys.platform == "linux" and os.path.exists("/proc/self/stat")
 _GONE = "ZX"
 
@@ -71,7 +74,10 @@ class HostMark:
         tells."""
         if self.machine != machine:
             return False
-        row = _row(self.pid)
+        try:
+            row = _row(self.pid)
+        except OSError:
+            return False
         return row is None or row.state in _GONE or row.started != self.started
 
 
@@ -83,15 +89,34 @@ def tagged(env: dict[str, str], tag: str) -> dict[str, str]:
 
 def of_command(leader: int, tag: str) -> list[Process]:
     """The command's processes that have not ended. ``leader`` must not have been reaped yet: its id is then
-    its own."""
+    its own. Raises OSError if they cannot be looked at."""
     if not _HAS_PROC:
         return _group(leader)
-    rows = list(_rows())
-    first = next((row.started for row in rows if row.pid == leader), 0)
-    return _closure(
-        rows,
+
+    row = _row(leader)
+    first = 0 if row is None else row.started
+    return _look(
         lambda row: leader in (row.group, row.session) or (row.started >= first and tag in _tags(row.pid)),
+        since=first,
+        leader=leader,
     )
+
+
+def kill_group(leader: int) -> None:
+    """Kill what is left of the leader's process group, all at once: nothing in it can fork its way out."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def group_remains(leader: int) -> bool:
+    """Whether the group of a leader that was reaped still has processes; nobody else can have its id then."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def orphans(workspace: str) -> list[Process]:
@@ -111,7 +136,7 @@ def orphans(workspace: str) -> list[Process]:
             dead[host] = mark is not None and mark.is_dead(machine)
         return dead[host]
 
-    return _closure(list(_rows()), lambda row: any(is_orphan(tag) for tag in _tags(row.pid)))
+    return _look(lambda row: any(is_orphan(tag) for tag in _tags(row.pid)))
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -150,33 +175,57 @@ def _group(leader: int) -> list[Process]:
     return [Process(leader, 0)]
 
 
-def _closure(rows: list[_Row], begins: Callable[[_Row], bool]) -> list[Process]:
+def _look(begins: Callable[[_Row], bool], *, since: float = math.inf, leader: int = 0) -> list[Process]:
+    """The processes chosen and all below them.
+
+    If there are none, but some ended while they were listed, or just before (other than the leader, since then): these
+    may have left a child that came too late to be listed, and what is new is looked at, too.
+    """
+    seen: dict[int, _Row] = {}
+    found: list[Process] = []
+    for _ in range(_LOOKS):
+        fresh, whole = _rows(seen)
+        seen.update((row.pid, row) for row in fresh)
+        found = _closure(seen.values(), [row for row in fresh if begins(row)])
+        if found or (whole and not any(r.state in _GONE and r.started >= since and r.pid != leader for r in fresh)):
+            break
+    return found
+
+
+def _closure(rows: Iterable[_Row], chosen: list[_Row]) -> list[Process]:
     """The rows chosen and all below them, without the ended ones and without this process."""
     own = os.getpid()
     children: dict[int, list[_Row]] = {}
     for row in rows:
         children.setdefault(row.parent, []).append(row)
     found: dict[int, _Row] = {}
-    waiting = [row for row in rows if row.pid != own and begins(row)]
-    while waiting:
-        row = waiting.pop()
+    while chosen:
+        row = chosen.pop()
         if row.pid not in found and row.pid != own:
             found[row.pid] = row
-            waiting.extend(children.get(row.pid, ()))
+            chosen.extend(children.get(row.pid, ()))
     return [Process(row.pid, row.started) for row in found.values() if row.state not in _GONE]
 
 
-def _rows() -> Iterator[_Row]:
+def _rows(seen: Container[int]) -> tuple[list[_Row], bool]:
+    """The processes not seen before, and whether none of those listed had ended before it was looked at."""
+    found: list[_Row] = []
+    whole = True
     for name in os.listdir("/proc"):
-        if name.isdigit() and (row := _row(int(name))) is not None:
-            yield row
+        if name.isdigit() and int(name) not in seen:
+            with contextlib.suppress(PermissionError):  # Another user's, hidden from this one.
+                row = _row(int(name))
+                found += [] if row is None else [row]
+                whole = whole and row is not None
+    return found, whole
 
 
 def _row(pid: int) -> _Row | None:
+    """None if there is no such process. Raises OSError if it cannot be looked at."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     # The program's name stands in parentheses and may contain anything, these included.
     fields = text[text.rindex(b")") + 2 :].split()
@@ -194,7 +243,7 @@ def _tags(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
     prefix = f"{TAG}=".encode()
     for variable in environ.split(b"\0"):
