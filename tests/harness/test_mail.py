@@ -177,3 +177,20 @@ async def test_mail_that_a_close_interrupts_is_done_at_the_next_open_once_k74() 
         await harness.idle()
         users = [line for line in await transcript(await harness.root()) if line.startswith("user")]
         assert users == [f"user n{n}" for n in range(5)]
+
+
+async def test_an_abort_by_mail_does_not_reach_the_input_that_was_posted_after_it_k74() -> None:
+    storage = MemoryStorage()
+    hold = Hold(0)
+    async with opened(talk(pace=hold), storage=storage) as harness:
+        root = await harness.root()
+        await root.submit("first")
+        await hold.reached.wait()
+        run = (await live(root)).run
+        assert run is not None
+        storage.post("abort", {"conversation_id": 1, "run": run["task"]}, now=0)
+        mail = storage.post("input", {"conversation_id": 1, "content": "second"}, now=0)
+        ok, result = await answered(storage, mail)
+        assert ok
+        assert await (await harness.submission(result["submission"])).status() == "queued"
+        hold.release()

@@ -109,7 +109,7 @@ class Mailroom:
             if handle is None:
                 raise _Refused(f"unknown request {mail.kind!r}; known are {', '.join(self._kinds)}")
             await handle(mail)
-        except (PerdureError, ValueError, LookupError) as error:
+        except Exception as error:  # whatever a request leads to, those after it are answered too
             self._harness.session.check_open()
             await self._refuse(mail, error)
 
@@ -146,14 +146,19 @@ class Mailroom:
             return
         if wanted.conversation_id is None:
             raise _Refused("an abort names a conversation_id or a submission")
-        # It returns when all has stopped, which may take long; other requests do not wait for that.
+        # It returns when all has stopped, which may take long. Later requests wait for its marks alone: what they do
+        # is newer, and not meant.
+        marked = asyncio.Event()
         task = asyncio.get_running_loop().create_task(
-            self._abort_conversation(mail, wanted.conversation_id, wanted.run), name=f"abort of mail {mail.id}"
+            self._abort_conversation(mail, wanted.conversation_id, wanted.run, marked), name=f"abort of mail {mail.id}"
         )
         self._aborting.add(task)
         task.add_done_callback(self._aborting.discard)
+        await marked.wait()
 
-    async def _abort_conversation(self, mail: Mail, conversation_id: int, run: int | None) -> None:
+    async def _abort_conversation(
+        self, mail: Mail, conversation_id: int, run: int | None, marked: asyncio.Event
+    ) -> None:
         answered = False
 
         async def before(tx: Transaction) -> None:
@@ -164,6 +169,7 @@ class Mailroom:
             await withdraw(tx, conversation_id, "aborted", "the conversation was aborted")
             tx.reply(mail.id, ok=True, result={"aborted": True})
             answered = True
+            marked.set()  # whoever comes now waits for this commit's place on the line
 
         session = self._harness.session
         try:
@@ -182,6 +188,8 @@ class Mailroom:
                 )
             else:
                 await self._refuse(mail, error)
+        finally:
+            marked.set()
 
     async def _stop(self, _drain_ms: int) -> list[Straggler]:
         running = [task for task in (self._folding, *self._aborting) if task is not None and not task.done()]
