@@ -6,6 +6,7 @@ a request is classified in one commit: an answer, a round of tools, a failure th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
@@ -25,9 +26,18 @@ from perdure.harness.documents import (
     UnansweredReason,
     UsageTotals,
 )
+from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.host import Host
 from perdure.harness.inbox import place
-from perdure.harness.messages import AssistantMessage, AssistantPart, StopReason, ToolCallPart, Usage, encode_messages
+from perdure.harness.messages import (
+    AssistantMessage,
+    AssistantPart,
+    StopReason,
+    ToolCallPart,
+    Usage,
+    decode_messages,
+    encode_messages,
+)
 from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NoModel, Pinned, build_request, prepare
@@ -83,6 +93,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._sent: dict[int, tuple[str, Usage | None]] = {}
+        """Requests of this process that are not counted yet, by task, and what they are known to have used."""
 
     # --- prepare -----------------------------------------------------------------------------------------------
 
@@ -127,6 +139,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         async with run.commit() as tx:
             usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
             add_attempt(await tx.draft(UsageTotals), pinned.model, usage)
+            del self._sent[run.id]
             live = await tx.draft(Live)
             live.message = None
             if isinstance(outcome, _Failure):
@@ -152,6 +165,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """One attempt. Whatever the model or its adapter raises is a failure of the attempt."""
         host = self._host
         assert host.models is not None, "a request is built for a model that is there"
+        self._sent[run.id] = (request.model, None)
         partial = Partial(run.id, request.model, request.attempt)
         progress = host.progress.open(run.conversation_id, partial.write)
         stream: AsyncIterator[ModelEvent] | None = None
@@ -161,15 +175,18 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             stream = host.models.stream(request)
             async for event in stream:
                 if isinstance(event, Finished):
-                    message = event.message
+                    message = storable(event.message)
+                    self._sent[run.id] = (request.model, message.usage)
                     break
                 partial.add(event)
                 progress.touch()
         except ModelError as raised:
             error = raised
-        except Exception as raised:  # an adapter's own code; a run ends by it like by any error it does not know
+        except (Exception, asyncio.CancelledError) as raised:  # an adapter's own code; a run ends by it
+            if isinstance(raised, asyncio.CancelledError) and not cancelled_itself():
+                raise
             self._report(run, "the model's adapter raised", raised)
-            error = ModelError("other", f"the model's adapter raised {type(raised).__name__}: {raised}")
+            error = ModelError("other", f"the model's adapter raised {words_of(raised)}")
         finally:
             progress.close()
             await self._close(run, stream)
@@ -185,7 +202,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if error is not None:
             return _Failure(error, partial.parts())
         assert message is not None
-        return storable(message)
+        return message
 
     async def _close(self, run: Run[None, None, Pinned], stream: AsyncIterator[ModelEvent] | None) -> None:
         close = getattr(stream, "aclose", None)
@@ -195,7 +212,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             except Exception as raised:  # as above; the attempt is over already
                 self._report(run, "closing the model's stream raised", raised)
 
-    def _report(self, run: Run[None, None, Pinned], message: str, error: Exception) -> None:
+    def _report(self, run: Run[None, None, Pinned], message: str, error: BaseException) -> None:
         self._host.session.report(
             Report(
                 type="model_adapter_failed",
@@ -324,14 +341,20 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         await clear_run(tx, conversation_id, ending)
 
     async def _abort_partial(self, tx: Transaction, conversation_id: int, task: int, why: str) -> None:
-        """The partial that was committed becomes an aborted answer. The attempt counts; its usage nobody tells."""
+        """What was under way ends: the attempt counts, and the partial that was committed becomes an aborted answer.
+
+        A process that ended took with it whether anything was sent, unless a partial tells, and what it used.
+        """
         live = await tx.draft(Live, conversation=conversation_id)
         partial = live.message
-        if partial is None or partial["task"] != task:
-            return
-        _append_broken(tx, conversation_id, partial["model"], partial["attempt"], shown_parts(partial), "aborted", why)
-        add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), partial["model"], None)
-        live.message = None
+        model, usage = self._sent.pop(task, (None, None))
+        if partial is not None and partial["task"] == task:
+            model = partial["model"]
+            parts = shown_parts(partial)
+            _append_broken(tx, conversation_id, model, partial["attempt"], parts, "aborted", why, usage)
+            live.message = None
+        if model is not None:
+            add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), model, usage)
 
 
 # --- answers as they are stored ---------------------------------------------------------------------------------
@@ -367,15 +390,20 @@ def _append_broken(
 
 
 def storable(message: AssistantMessage) -> AssistantMessage:
-    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks."""
+    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks.
+
+    Raises TypeError, ValueError for one that could not be read back.
+    """
     if any(isinstance(part, ToolCallPart) for part in message.content):
         message = structs.replace(message, content=tuple(map(_with_json, message.content)))
     try:
-        encode_messages([message])
+        raw = encode_messages([message])
     except UnicodeEncodeError:
         content = tuple(_scrubbed(part) for part in message.content)
         error = None if message.error is None else _text(message.error)
         message = structs.replace(message, content=content, error=error)
+        raw = encode_messages([message])
+    decode_messages(raw)
     return message
 
 

@@ -14,7 +14,7 @@ from perdure.harness.prompt import Shown, difference, render
 from perdure.harness.registry import ConversationInfo
 from perdure.harness.tool import AnyTool
 from perdure.kernel.errors import PerdureError
-from perdure.kernel.json import digest
+from perdure.kernel.json import check_json, digest
 from perdure.kernel.records import from_raw
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
@@ -155,7 +155,11 @@ def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyToo
     info = ConversationInfo(id=conversation_id, agent=agent, tools=tools)
     for section in host.registry.sections(agent):
         try:
-            texts.append((section.name, section.render(info)))
+            text = section.render(info)
+            check_json(text)
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+                raise TypeError(f"a section renders as a text, not as {type(text).__name__}")
+            texts.append((section.name, text))
         except Exception as error:  # an extension's own code
             failed.add(section.name)
             said = f"the prompt section {section.name!r} raised; what was shown of it stays"

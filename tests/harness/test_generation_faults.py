@@ -1,0 +1,121 @@
+"""What models and their adapters get wrong ends a run, and never a transcript that cannot be read (K133, H60, H76)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from kit import Hold, Reports, opened, rest
+
+from perdure.harness.harness import Harness
+from perdure.harness.messages import AssistantMessage, Text, Thinking, ToolCallPart, Usage, decode_messages
+from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta
+from perdure.harness.registry import Extension, PromptSection
+from perdure.storage.memory import MemoryStorage
+from perdure.testing.model import ScriptedModel, say
+
+untyped: Any = AssistantMessage
+USED = Usage(input=7, output=3)
+
+
+def message(*content: object, **more: object) -> Any:
+    return untyped(**{"content": content, "provider": "test", "model": "odd", "stop_reason": "stop", **more})
+
+
+class Odd:
+    """A model that gives a message, whatever that is, and then perhaps does not end."""
+
+    default = "test:odd"
+
+    def __init__(self, given: Any, *, ends: bool = True) -> None:
+        self.given = given
+        self.ends = ends
+        self.closing = asyncio.Event()
+
+    def find(self, model: str) -> ModelInfo:
+        return ModelInfo(provider="test", name="odd", context_window=1000, max_output=100)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        try:
+            if isinstance(self.given, BaseException):
+                yield TextDelta("be")
+                raise self.given
+            yield Finished(self.given)
+        finally:
+            self.closing.set()
+            if not self.ends:
+                await asyncio.Event().wait()
+
+
+def harness_of(model: Odd, reports: Reports) -> Any:
+    return Harness.open(MemoryStorage(), models=model, on_report=reports.append)
+
+
+wrong: Any = 5
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "no message",
+        message(content=None),
+        message("text"),
+        message(Text(wrong)),
+        message(Text("x"), stop_reason="whim"),
+        message(Text("x"), usage=None),
+        message(Text("x"), usage=Usage(input=wrong and "many")),  # pyright: ignore[reportArgumentType]
+        message(Text("x"), provider="\ud800"),
+        message(Thinking("x", signature="\ud800")),
+        message(ToolCallPart("1", wrong, msgspec.Raw(b"{}"))),
+        asyncio.CancelledError(),
+    ],
+)
+async def test_a_message_that_is_none_ends_the_run_model_error(given: Any) -> None:
+    reports: Reports = []
+    async with harness_of(Odd(given), reports) as harness:
+        root = await harness.root()
+        settled = await (await root.submit("hi")).wait()
+        assert (settled.status, settled.reason) == ("unanswered", "model_error")
+        for entry in await root.entries():
+            decode_messages(entry.raw_messages)
+        assert (await root.usage()).requests == 1
+    assert [report.type for report in reports] == ["model_adapter_failed"]
+
+
+async def test_an_aborted_attempt_counts_though_nothing_of_it_was_shown_h76() -> None:
+    hold = Hold(0)
+    async with opened(ScriptedModel(say("late"), pace=hold)) as harness:
+        root = await harness.root()
+        await root.submit("hi")
+        await hold.reached.wait()
+        await root.abort()
+        assert (await root.usage()).requests == 1
+        hold.release()
+        await (await root.submit("again")).answer()
+        assert (await root.usage()).requests == 2
+
+
+async def test_what_an_aborted_attempt_is_known_to_have_used_counts_h76() -> None:
+    model = Odd(message(Text("x"), usage=USED), ends=False)
+    async with harness_of(model, []) as harness:
+        root = await harness.root()
+        submission = await root.submit("hi")
+        await model.closing.wait()
+        await rest()
+        await root.abort()
+        assert (await submission.record()).reason == "aborted"
+        usage = await root.usage()
+        assert (usage.requests, usage.tokens) == (1, USED)
+
+
+@pytest.mark.parametrize("text", [5, ["x"], "\ud800"])
+async def test_a_prompt_section_that_is_no_text_is_reported_and_skipped_h132(text: Any) -> None:
+    reports: Reports = []
+    section = PromptSection("odd", lambda info: text)
+    async with opened(ScriptedModel(), reports=reports, extensions=[Extension("e", sections=[section])]) as harness:
+        submission = await (await harness.root()).submit("hi")
+        assert (await submission.answer()).text == "hi"
+    assert {report.type for report in reports} == {"section_failed"}
