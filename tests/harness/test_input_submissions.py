@@ -354,3 +354,22 @@ async def test_admission_and_boundaries_never_split_h24() -> None:
             states = [Live.from_json(c.after) for c in settled.documents if c.record.kind == "pi.live"]
             if placed:
                 assert [state.run["inputs"] for state in states if state.run] == [sorted(placed)]
+
+
+async def test_an_answer_may_be_wanted_as_another_type_later_h38() -> None:
+    async with opened(ScriptedModel(say("words"))) as harness:
+        submission = await (await harness.root()).submit("hi")
+        for kind in (int, bool, int):
+            with pytest.raises(CannotParse):
+                await submission.answer(kind)
+        assert await submission.answer(str) == "words"
+
+
+async def test_an_answer_nested_without_end_is_none_of_the_type_h38() -> None:
+    class Box(msgspec.Struct):
+        inside: object
+
+    async with opened(ScriptedModel(say('{"inside":' + "[" * 100_000, chunk=0))) as harness:
+        submission = await (await harness.root()).submit("hi")
+        with pytest.raises(CannotParse):
+            await submission.answer(Box)

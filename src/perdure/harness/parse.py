@@ -46,7 +46,7 @@ def parse_answer(text: str, kind: type[T]) -> T:
         from pydantic import TypeAdapter  # slow to import: only who asks for types pays
 
         return TypeAdapter(kind).validate_json(text, strict=True)
-    except ValueError as error:  # msgspec's and pydantic's validation errors are
+    except (ValueError, RecursionError) as error:  # msgspec's and pydantic's validation errors are ValueErrors
         raise CannotParse(kind, _without_input(str(error))[:_MOST_WORDS]) from None
 
 

@@ -12,6 +12,7 @@ from perdure.harness.parse import CannotParse, parse_answer
 from perdure.harness.runs import GENERATION
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import NotFound, PerdureError, SessionClosed, SessionFailed
+from perdure.kernel.json import digest
 from perdure.kernel.records import EntryRecord, SubmissionRecord, SubmissionStatus, TaskRecord
 from perdure.kernel.session import Session, Settled, Straggler
 from perdure.kernel.storage import MAX_SCAN
@@ -214,7 +215,8 @@ class Submission:
                     raise
                 submission = await self.conversation.submit(
                     error.request,
-                    request_id=f"pi.correct:{self.id}:{correction + 1}",
+                    # What is asked for is part of it: the same answer may be wanted as another type later.
+                    request_id=f"pi.correct:{self.id}:{correction + 1}:{digest(error.request)[:16]}",
                     context=context,
                 )
                 found = await submission._answer(context)
