@@ -239,3 +239,13 @@ async def test_code_that_does_not_stop_is_named_in_the_close_report_k85_k86() ->
     assert "not_stopped" in [report.type for report in reports]
     ended.set()
     await rest()
+
+
+async def test_a_text_is_no_list_of_names_k38() -> None:
+    async with opened() as harness:
+        root = await harness.root()
+        with pytest.raises(TypeError):
+            await root.set_agent(tools="add")
+        with pytest.raises(TypeError):
+            await root.set_agent(extensions="coding")
+        assert (await root.agent()).tools is None

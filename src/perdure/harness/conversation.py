@@ -195,9 +195,9 @@ class Conversation:
             if not isinstance(thinking, Unset):
                 agent.thinking = thinking
             if not isinstance(extensions, Unset):
-                agent.extensions = None if extensions is None else list(extensions)
+                agent.extensions = _names(extensions)
             if not isinstance(tools, Unset):
-                agent.tools = None if tools is None else list(tools)
+                agent.tools = _names(tools)
             if not isinstance(instructions, Unset):
                 agent.instructions = instructions
             if not isinstance(cwd, Unset):
@@ -280,3 +280,9 @@ class Conversation:
         """What its models and tools have used, every attempt counted (rule H157)."""
         found = await self._harness.session.snapshot(UsageTotals, conversation=self.id, context=context)
         return summed([found] if found is not None else [])
+
+
+def _names(given: Sequence[str] | None) -> list[str] | None:
+    if isinstance(given, str):
+        raise TypeError(f"a list of names is wanted, not the text {given!r}")
+    return None if given is None else list(given)
