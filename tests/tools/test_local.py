@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.harness.environment import CommandNotStarted, ExecResult, ProcessesRemain
+from perdure.harness.environment import CommandNotStarted, ExecResult, PathEscapes, ProcessesRemain
 from perdure.tools import command, processes, spills
 from perdure.tools.local import LocalEnvironment
 
@@ -367,6 +368,82 @@ async def test_old_outputs_are_reclaimed(
     assert len(kept) == 3
     assert paths[-1] in kept
     assert set(kept) <= set(paths)
+
+
+async def test_only_kept_outputs_are_reclaimed_and_read(
+    env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory may be one where others keep files, too."""
+    monkeypatch.setattr(spills, "MAX_FILES", 1)
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    for name in ("app.log", "output-2024.log"):
+        (outputs / name).write_text("theirs")
+        os.utime(outputs / name, (1, 1))
+    for _ in range(3):
+        await env.exec("seq 1 20000")
+    assert {"app.log", "output-2024.log"} < set(os.listdir(outputs))
+    assert len(os.listdir(outputs)) == 3
+    for name in ("app.log", "output-2024.log", ".", "../secret"):
+        with pytest.raises(PathEscapes):
+            await env.read_file(f"{outputs}/{name}")
+
+
+async def test_reading_outside_makes_no_place_for_outputs(env: LocalEnvironment, tmp_path: Path) -> None:
+    """And is refused as such, also where outputs cannot be kept."""
+    with pytest.raises(PathEscapes):
+        await env.read_file("/etc/passwd")
+    assert not (tmp_path / "outputs").exists()
+    (tmp_path / "outputs").write_text("not a directory")
+    for path in ("/etc/passwd", f"{tmp_path}/outputs/output-0123456789abcdef.log"):
+        with pytest.raises(PathEscapes):
+            await env.stat(path)
+
+
+async def test_outputs_whose_directory_was_swept_away_fail_nothing(
+    env: LocalEnvironment, work: Path, tmp_path: Path
+) -> None:
+    """As temporary directories are, also while a command runs."""
+    until = Until(b"\n19999\n")
+    running = asyncio.create_task(env.exec("seq 1 20000; while [ ! -e go ]; do sleep 0.02; done", on_output=until))
+    await until.seen.wait()
+    while not os.listdir(tmp_path / "outputs"):
+        await asyncio.sleep(0.01)
+    shutil.rmtree(tmp_path / "outputs")
+    (work / "go").touch()
+    assert (await running).exit_code == 0
+    result = await env.exec("seq 1 20000")
+    assert result.output_path is not None
+    assert len(await env.read_file(result.output_path)) == result.output_bytes
+
+
+async def test_a_disk_that_hangs_does_not_keep_commands_from_being_ended(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T90: not even when as many outputs wait for it as there are threads."""
+    loop, go_on, four = asyncio.get_running_loop(), threading.Event(), asyncio.Semaphore(0)
+    real = spills.Spill.write
+
+    def write(self: spills.Spill, data: bytes) -> None:
+        loop.call_soon_threadsafe(four.release)
+        go_on.wait()
+        real(self, data)
+
+    monkeypatch.setattr(spills.Spill, "write", write)
+    until = Until()
+    task = asyncio.create_task(env.exec("echo $$ > self.pid; echo ready; sleep 600", on_output=until))
+    await until.seen.wait()
+    hanging = [asyncio.create_task(env.exec("seq 1 20000")) for _ in range(4)]
+    try:
+        for _ in range(4):
+            await four.acquire()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert not alive(pids(work)["self"])
+    finally:
+        go_on.set()
+    await asyncio.gather(*hanging)
 
 
 async def test_an_output_that_cannot_be_kept_fails_nothing(env: LocalEnvironment, tmp_path: Path) -> None:

@@ -48,13 +48,14 @@ class CommandSpec:
     """Between SIGTERM and SIGKILL."""
 
 
-async def run(spec: CommandSpec, spills: Spills, threads: Threads) -> ExecResult:
+async def run(spec: CommandSpec, spills: Spills, threads: Threads, files: Threads) -> ExecResult:
     """Run it until nothing of it is left, also when the caller is cancelled: then that is raised afterwards.
 
+    ``files``: where its output is kept; a disk that hangs there does not keep ``threads`` from ending processes.
     Raises CommandNotStarted; ProcessesRemain, in place of the cancellation too; and what ``on_output``
     raises.
     """
-    command = _Command(spec, spills, threads)
+    command = _Command(spec, threads, _Output(spills, files, spec.on_output))
     # In a task of its own, because ending the processes takes several steps that no cancellation may cut off.
     task = asyncio.create_task(command.supervise())
     cancelled: asyncio.CancelledError | None = None
@@ -157,10 +158,10 @@ class _Output:
 
 
 class _Command:
-    def __init__(self, spec: CommandSpec, spills: Spills, threads: Threads) -> None:
+    def __init__(self, spec: CommandSpec, threads: Threads, output: _Output) -> None:
         self._spec = spec
         self._threads = threads
-        self._output = _Output(spills, threads, spec.on_output)
+        self._output = output
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._exited: asyncio.Future[None] = self._loop.create_future()

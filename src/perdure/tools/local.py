@@ -127,14 +127,12 @@ class LocalEnvironment:
             on_output=on_output,
             grace_ms=self._grace_ms,
         )
-        return await run(spec, self._spills, self._commands)
+        return await run(spec, self._spills, self._commands, self._files)
 
     def _readable(self, path: str) -> Workspace:
         """Kept outputs may be read, too, though they lie outside the workspace."""
-        if os.path.isabs(path) and not self._workspace.contains(path):
-            outputs = Workspace(self._spills.directory)
-            if outputs.contains(path):
-                return outputs
+        if os.path.isabs(path) and not self._workspace.contains(path) and self._spills.holds(path):
+            return Workspace(os.path.dirname(path))
         return self._workspace
 
     async def _sweep(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -14,6 +15,7 @@ MAX_FILE = 64 * 1024 * 1024
 MAX_FILES = 64
 MAX_TOTAL = 512 * 1024 * 1024
 """Bytes of all outputs together, beyond which the oldest go."""
+_NAME = re.compile(r"output-[0-9a-f]{16}\.log")
 
 
 class Spill:
@@ -42,7 +44,8 @@ class Spill:
         return self._full
 
     def close(self) -> None:
-        os.close(self._file)
+        with contextlib.suppress(OSError):  # A server's disk may be full only now; what it took is what there is.
+            os.close(self._file)
 
 
 class Spills:
@@ -58,11 +61,18 @@ class Spills:
 
     @property
     def directory(self) -> str:
-        """Made on first use, readable by this user only."""
+        """Made on first use, and again if somebody swept it away; readable by this user only."""
         with self._lock:
-            if self._directory is None:
+            if self._directory is None or not os.path.isdir(self._directory):
                 self._directory = self._make()
             return self._directory
+
+    def holds(self, path: str) -> bool:
+        """Whether an absolute path is that of a kept output, by its name."""
+        directory, name = os.path.split(path)
+        with contextlib.suppress(OSError):
+            return _NAME.fullmatch(name) is not None and directory == self.directory
+        return False
 
     def create(self) -> Spill:
         path = os.path.join(self.directory, f"output-{secrets.token_hex(8)}.log")
@@ -72,15 +82,15 @@ class Spills:
         return Spill(path, file)
 
     def close(self, spill: Spill) -> None:
-        """Close one output's file and reclaim what is over the bounds."""
+        """Close one output's file and reclaim what is over the bounds. Files of others are left alone."""
         spill.close()
         with self._lock:
             self._open.discard(spill.path)
             busy = set(self._open)
         found: list[tuple[int, int, str]] = []
-        with os.scandir(self.directory) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(os.path.dirname(spill.path)) as entries:
             for entry in entries:
-                if entry.path in busy or not entry.name.endswith(".log"):
+                if entry.path in busy or not _NAME.fullmatch(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     info = entry.stat(follow_symlinks=False)
