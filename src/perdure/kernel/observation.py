@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+from typing_extensions import override
+
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.ops import Op, copy_ops
@@ -23,18 +25,28 @@ EndReason: TypeAlias = Literal["stopped", "cancelled", "retired", "session_close
 MAX_PENDING = 100
 """Frames a slow watch may have waiting before they are replaced by one with the newest full value."""
 
+WAKE_S = 0.005
+"""Watches of one source are woken together, at once after a pause and then at most this often: under a stream of
+commits a consumer takes several frames a wake, which costs a fraction of a wake for each."""
+
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[T]):
-    """The value after one commit. ``ops`` lead here from the frame before; None: start anew."""
+    """The value after one commit, and what led to it from the frame before."""
 
     seq: int
     value: T
-    ops: tuple[Op, ...] | None
+    shared_ops: tuple[Op, ...] | None
+    """The operations as every reader shares them: not to be changed."""
     values: Mapping[str, object] = field(default_factory=lambda: NO_VALUES)
     """What the committing context carried."""
+
+    @property
+    def ops(self) -> tuple[Op, ...] | None:
+        """The operations that lead here from the frame before, the caller's own; None: start anew from the value."""
+        return None if self.shared_ops is None else copy_ops(self.shared_ops)
 
 
 class WatchEnded(PerdureError):
@@ -49,7 +61,7 @@ class WatchEnded(PerdureError):
 class Source(Generic[T]):
     """One live value and who observes it."""
 
-    __slots__ = ("_detach", "_frame", "_observers", "ended", "name", "on_idle")
+    __slots__ = ("_detach", "_frame", "_observers", "_waking", "_woken_at", "ended", "name", "on_idle")
 
     def __init__(
         self,
@@ -65,6 +77,8 @@ class Source(Generic[T]):
         self._detach = detach
         self._frame: Frame[T] = Frame(seq, value, None)
         self._observers: dict[Observer[T], None] = {}
+        self._waking: asyncio.TimerHandle | None = None
+        self._woken_at = -WAKE_S
         self.ended: tuple[EndReason, BaseException | None] | None = None
         self.on_idle = on_idle
 
@@ -86,6 +100,19 @@ class Source(Generic[T]):
         self._frame = frame
         for observer in self._observers:
             observer.take(frame)
+        if self._observers and self._waking is None:
+            loop = asyncio.get_running_loop()
+            pause = self._woken_at + WAKE_S - loop.time()
+            if pause <= 0:
+                self._wake()
+            else:
+                self._waking = loop.call_later(pause, self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
+        self._woken_at = asyncio.get_running_loop().time()
+        for observer in self._observers:
+            observer.rouse()
 
     def end(self, reason: EndReason, cause: BaseException | None = None) -> None:
         if self.ended is None:
@@ -131,6 +158,9 @@ class Observer(Generic[T]):
 
     def take(self, frame: Frame[T]) -> None:
         raise AssertionError("an observer takes frames")
+
+    def rouse(self) -> None:
+        """There are frames to take: wake whoever waits for one."""
 
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
         if self.ended is None:
@@ -180,15 +210,15 @@ class Watch(Observer[T]):
             self._pending.clear()
             frame = Frame(frame.seq, frame.value, None, frame.values)
         self._pending.append(frame)
-        self._rouse()
 
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
         super().finish(reason, cause)
         if reason in ("stopped", "cancelled"):
             self._pending.clear()
-        self._rouse()
+        self.rouse()
 
-    def _rouse(self) -> None:
+    @override
+    def rouse(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -214,8 +244,8 @@ class Watch(Observer[T]):
             finally:
                 self._wake = None
         frame = self._pending.popleft()
-        ops = None if frame.ops is None else copy_ops(frame.ops)
-        return Frame(frame.seq, self._source.detached(frame.value), ops, frame.values)
+        value = self._source.detached(frame.value)
+        return frame if value is frame.value else Frame(frame.seq, value, frame.shared_ops, frame.values)
 
     async def each(self, listener: Callable[[Frame[T]], Awaitable[None] | None]) -> None:
         """Call ``listener`` with every frame, in order, until the watch ends.
