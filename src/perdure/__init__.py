@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perdure.harness.harness import Harness as Harness
     from perdure.harness.hooks import Block as Block
     from perdure.harness.inbox import ConversationBusy as ConversationBusy
+    from perdure.harness.inbox import InboxFull as InboxFull
     from perdure.harness.messages import AssistantMessage as AssistantMessage
     from perdure.harness.messages import Image as Image
     from perdure.harness.messages import Text as Text
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.harness.registry import Extension as Extension
     from perdure.harness.registry import PromptSection as PromptSection
     from perdure.harness.settings import RetryPolicy as RetryPolicy
+    from perdure.harness.submission import Answer as Answer
     from perdure.harness.submission import Submission as Submission
     from perdure.harness.submission import Unanswered as Unanswered
     from perdure.harness.tool import ToolError as ToolError
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from perdure.kernel.document import Document as Document
     from perdure.kernel.document import field as field
     from perdure.kernel.entries import Entry as Entry
+    from perdure.kernel.errors import ContextCancelled as ContextCancelled
+    from perdure.kernel.errors import ContextDeadline as ContextDeadline
+    from perdure.kernel.errors import DocumentFieldError as DocumentFieldError
+    from perdure.kernel.errors import DocumentVersionError as DocumentVersionError
     from perdure.kernel.errors import NotFound as NotFound
     from perdure.kernel.errors import NotJson as NotJson
     from perdure.kernel.errors import PerdureError as PerdureError
@@ -52,13 +58,22 @@ if TYPE_CHECKING:
     from perdure.kernel.errors import StorageCorrupt as StorageCorrupt
     from perdure.kernel.errors import StorageError as StorageError
     from perdure.kernel.errors import StorageFormatError as StorageFormatError
+    from perdure.kernel.observation import Frame as Frame
+    from perdure.kernel.observation import WatchEnded as WatchEnded
+    from perdure.kernel.records import Aborted as Aborted
+    from perdure.kernel.records import Completed as Completed
+    from perdure.kernel.records import Failed as Failed
+    from perdure.kernel.records import Faulted as Faulted
+    from perdure.kernel.records import Orphaned as Orphaned
     from perdure.kernel.reports import Report as Report
     from perdure.kernel.session import Session as Session
     from perdure.storage.memory import MemoryStorage as MemoryStorage
     from perdure.storage.sqlite import SqliteStorage as SqliteStorage
     from perdure.tasks.definition import Next as Next
+    from perdure.tasks.definition import StoredTask as StoredTask
     from perdure.tasks.definition import Task as Task
     from perdure.tasks.errors import NotStopped as NotStopped
+    from perdure.tasks.errors import TaskEnded as TaskEnded
     from perdure.tasks.errors import WorkBlocked as WorkBlocked
     from perdure.tasks.run import Run as Run
     from perdure.tools.coding import coding_tools as coding_tools
@@ -71,18 +86,52 @@ _HOME = {
     "perdure.harness.handle": ("ToolCall",),
     "perdure.harness.harness": ("Harness",),
     "perdure.harness.hooks": ("Block",),
-    "perdure.harness.inbox": ("ConversationBusy",),
-    "perdure.harness.messages": ("AssistantMessage", "Image", "Text", "Usage", "UserMessage"),
-    "perdure.harness.model": ("ModelError", "ModelRequest", "Models"),
+    "perdure.harness.inbox": (
+        "ConversationBusy",
+        "InboxFull",
+    ),
+    "perdure.harness.messages": (
+        "AssistantMessage",
+        "Image",
+        "Text",
+        "Usage",
+        "UserMessage",
+    ),
+    "perdure.harness.model": (
+        "ModelError",
+        "ModelRequest",
+        "Models",
+    ),
     "perdure.harness.output": ("OutputLimits",),
-    "perdure.harness.registry": ("Extension", "PromptSection"),
+    "perdure.harness.registry": (
+        "Extension",
+        "PromptSection",
+    ),
     "perdure.harness.settings": ("RetryPolicy",),
-    "perdure.harness.submission": ("Submission", "Unanswered"),
-    "perdure.harness.tool": ("ToolError", "ToolResult", "tool"),
-    "perdure.kernel.context": ("BACKGROUND", "Context"),
-    "perdure.kernel.document": ("Document", "field"),
+    "perdure.harness.submission": (
+        "Answer",
+        "Submission",
+        "Unanswered",
+    ),
+    "perdure.harness.tool": (
+        "ToolError",
+        "ToolResult",
+        "tool",
+    ),
+    "perdure.kernel.context": (
+        "BACKGROUND",
+        "Context",
+    ),
+    "perdure.kernel.document": (
+        "Document",
+        "field",
+    ),
     "perdure.kernel.entries": ("Entry",),
     "perdure.kernel.errors": (
+        "ContextCancelled",
+        "ContextDeadline",
+        "DocumentFieldError",
+        "DocumentVersionError",
         "NotFound",
         "NotJson",
         "PerdureError",
@@ -95,12 +144,31 @@ _HOME = {
         "StorageError",
         "StorageFormatError",
     ),
+    "perdure.kernel.observation": (
+        "Frame",
+        "WatchEnded",
+    ),
+    "perdure.kernel.records": (
+        "Aborted",
+        "Completed",
+        "Failed",
+        "Faulted",
+        "Orphaned",
+    ),
     "perdure.kernel.reports": ("Report",),
     "perdure.kernel.session": ("Session",),
     "perdure.storage.memory": ("MemoryStorage",),
     "perdure.storage.sqlite": ("SqliteStorage",),
-    "perdure.tasks.definition": ("Next", "Task"),
-    "perdure.tasks.errors": ("NotStopped", "WorkBlocked"),
+    "perdure.tasks.definition": (
+        "Next",
+        "StoredTask",
+        "Task",
+    ),
+    "perdure.tasks.errors": (
+        "NotStopped",
+        "TaskEnded",
+        "WorkBlocked",
+    ),
     "perdure.tasks.run": ("Run",),
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
