@@ -1,7 +1,7 @@
 """perdure: durable agents for Python.
 
-What is named here is the public face, together with ``perdure.events`` and ``perdure.testing``. Names are loaded when they are first used,
-so that importing the package costs next to nothing.
+What is named here is the public face, together with ``perdure.events`` and ``perdure.testing``. Names are loaded
+when they are first used, so that importing the package costs next to nothing.
 """
 
 from __future__ import annotations
