@@ -14,6 +14,7 @@ from model_kit import (
     PICTURE,
     PNG,
     PROTOCOLS,
+    answered,
     ask,
     called,
     local,
@@ -23,6 +24,7 @@ from model_kit import (
     system,
     user,
 )
+from openai._utils import _transform
 from replies import Answer, Broken, Tokens, call, say
 from server import provider
 
@@ -161,8 +163,6 @@ async def test_invalid_arguments_go_back_as_an_object_h170(protocol: str) -> Non
     results = [result(part.id, "invalid", error=True) for part in wrong]
     async with provider(say("Sorry.")) as server:
         them = models(server, protocol)
-        from model_kit import answered
-
         await ask(them, user("hi"), answered(*wrong), *results, tools=[LOOK])
         sent = json.dumps(server.bodies[0])
     for told in ("the s", "a list", "not json"):
@@ -261,3 +261,25 @@ async def test_an_empty_answer_is_an_answer_h167() -> None:
         # It is not told: there is nothing to tell.
         await ask(them, user("a"), empty, user("b"))
         assert [message["role"] for message in server.bodies[1]["messages"]] == ["user"]
+
+
+@pytest.mark.parametrize("protocol", ["openai", "openai-chat"])
+async def test_a_long_transcript_is_not_held_against_types_h62(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the SDK would do to each message does not grow with them."""
+    counted = 0
+    original = _transform._async_transform_recursive
+
+    async def counting(*given, **rest):
+        nonlocal counted
+        counted += 1
+        return await original(*given, **rest)
+
+    monkeypatch.setattr(_transform, "_async_transform_recursive", counting)
+    counts: list[int] = []
+    async with provider(say("ok"), say("ok")) as server:
+        for length in (1, 40):
+            told = [message for at in range(length) for message in (user(f"{at}"), answered("yes"))]
+            counted = 0
+            await ask(models(server, protocol), *told, user("hi"), tools=[LOOK])
+            counts.append(counted)
+    assert counts[0] == counts[1] > 0

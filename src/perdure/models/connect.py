@@ -16,13 +16,19 @@ from perdure.harness.model import ModelError
 from perdure.models.endpoints import COMPATIBLE, OWN, Endpoint, Protocol
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
     from pydantic_ai.providers import Provider as LibraryProvider
 
 NO_KEY: Final = "no-key"
 """Sent where no key is wanted: the SDK insists on one."""
 
 LIBRARY: Final[dict[Protocol, tuple[str, ...]]] = {
-    "openai": ("pydantic_ai.models.openai", "pydantic_ai.providers.openai", "pydantic_ai.providers.openai_compatible"),
+    "openai": (
+        "pydantic_ai.models.openai",
+        "pydantic_ai.providers.openai",
+        "pydantic_ai.providers.openai_compatible",
+        "perdure.models.verbatim",
+    ),
     "anthropic": ("pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic"),
 }
 LIBRARY["openai-chat"] = LIBRARY["openai"]
@@ -87,7 +93,10 @@ def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -
     from pydantic_ai.providers.openai import OpenAIProvider
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
+    from perdure.models.verbatim import send_as_is
+
     client = AsyncOpenAI(api_key=key, base_url=endpoint.address, http_client=http, max_retries=0)
+    send_as_is(client)
     provider: LibraryProvider[AsyncOpenAI] = (
         OpenAIProvider(openai_client=client)
         if endpoint.name in OWN

@@ -31,7 +31,7 @@ _OVERFLOW: Final = re.compile(
 _REFUSED: Final = frozenset(
     {"content_filter", "content_policy_violation", "invalid_prompt", "ResponsibleAIPolicyViolation"}
 )
-_KEY: Final = re.compile(r"\b(?:sk|pk|key|api)-[\w*.\-]{4,}|\bBearer\s+\S+", re.IGNORECASE)
+_KEY: Final = re.compile(r"\b[sprk]k-[\w*.\-]{4,}|\bBearer\s+\S+", re.IGNORECASE)
 
 
 class CutOff(Exception):
