@@ -215,7 +215,7 @@ async def test_no_key_is_told_what_to_set_and_nothing_is_sent_h74(protocol: str)
 async def test_a_wrong_key_is_in_no_error_and_no_log_h74(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     """The server quotes the key that it was given, as some do."""
     wrong = "sk-wrong-key-0123456789"
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     async with provider() as server:
         them = models(server, protocol, key=wrong)
         error = await fails(them, user("hi"))
