@@ -6,8 +6,9 @@ import asyncio
 import errno
 import hashlib
 import os
+import resource
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,59 @@ async def test_file_operations_leave_no_descriptor_open(env: LocalEnvironment, w
     for _ in range(5):
         await everything()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """No more than thirty beside those that are open now."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_path_that_goes_to_and_fro_takes_no_descriptors(
+    env: LocalEnvironment, work: Path, few_descriptors: None
+) -> None:
+    """They are the whole host's, and its store needs some, too."""
+    (work / "around").symlink_to("sub/../" * 100)
+    assert await env.read_file("sub/../" * 500 + "file") == b"content"
+    assert await env.read_file("around/around/file") == b"content"
+
+
+async def test_a_path_has_a_bound(env: LocalEnvironment, work: Path) -> None:
+    for path, message in (
+        ("sub/../" * 1000 + "file", "longer than"),
+        ("d/" * 500 + "file", "directories deep"),
+    ):
+        for operation in (env.read_file(path), env.write_file(path, b""), env.stat(path)):
+            with pytest.raises(FileError, match=message):
+                await operation
+    deep = "d/" * (workspace_module._MAX_DEPTH - 1) + "file"
+    await env.write_file(deep, b"deep")
+    assert await env.read_file(deep) == b"deep"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EINVAL, "Invalid argument"), PermissionError(errno.EACCES, "denied")])
+async def test_a_directory_that_cannot_be_synced_is_no_failed_write(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """The file is replaced by then; an error would say that nothing was changed."""
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise error
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await env.write_file("file", b"new")
+    assert (work / "file").read_bytes() == b"new"
+    await env.remove("file")
+    assert not (work / "file").exists()
 
 
 def test_a_workspace_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ from perdure.harness.environment import (
 MAX_READ = 64 * 1024 * 1024
 """Bytes that one read takes into memory."""
 _MAX_LINKS = 40
+_MAX_PATH = 4096
+"""Bytes; as much as the system takes in one call."""
+_MAX_DEPTH = 100
+"""Directories below the root that are open at once while a path is walked: descriptors are the whole host's."""
 _WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 # NONBLOCK: opening a pipe that nobody writes to must not hang; regular files ignore it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -175,10 +179,10 @@ class Workspace:
     def _place(self, path: str, *, follow_last: bool = True, make_parents: bool = False) -> Generator[_Place]:
         """Walk to where ``path`` leads. The last name need not exist; those before it must, or are made."""
         with _reported(path), contextlib.ExitStack() as opened:
-            os.fsencode(path)  # Raises for what no file can be named.
-            top = os.open(self._top, _WALK)
-            opened.callback(os.close, top)
-            walked: list[tuple[int, str]] = [(top, self._top.rstrip("/"))]
+            if len(os.fsencode(path)) > _MAX_PATH:
+                raise FileError(f"{path[:100]}...", f"is longer than the {_MAX_PATH} bytes a path can have")
+            walked: list[tuple[int, str]] = [(os.open(self._top, _WALK), self._top.rstrip("/"))]
+            opened.callback(lambda: [os.close(directory) for directory, _ in walked])
             if os.path.isabs(path):
                 parts = deque(self._parts(path, path))
             else:
@@ -192,7 +196,7 @@ class Workspace:
                 directory, where = walked[-1]
                 if part == "..":
                     if len(walked) > 1:
-                        walked.pop()
+                        os.close(walked.pop()[0])
                     elif self._confine:
                         raise self._escapes(path)
                     continue
@@ -204,7 +208,8 @@ class Workspace:
                         raise FileError(path, f"goes through more than {_MAX_LINKS} symbolic links")
                     target = os.readlink(part, dir_fd=directory)
                     if os.path.isabs(target):
-                        del walked[1:]
+                        while len(walked) > 1:
+                            os.close(walked.pop()[0])
                         parts.extendleft(reversed(self._parts(target, path)))
                     else:
                         parts.extendleft(reversed(target.split("/")))
@@ -212,13 +217,13 @@ class Workspace:
                 if not parts:
                     yield here
                     return
+                if len(walked) + (len(parts) if info is None else 0) > _MAX_DEPTH:  # Before anything is made.
+                    raise FileError(path, f"is more than {_MAX_DEPTH} directories deep")
                 if info is None and make_parents:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(part, dir_fd=directory)
                     _sync_directory(directory)
-                child = os.open(part, _WALK | os.O_NOFOLLOW, dir_fd=directory)
-                opened.callback(os.close, child)
-                walked.append((child, here.path))
+                walked.append((os.open(part, _WALK | os.O_NOFOLLOW, dir_fd=directory), here.path))
             directory, where = walked[-1]
             yield _Place(directory, ".", where or "/")
 
@@ -306,11 +311,17 @@ def _check_content(path: str, place: _Place, expect: str) -> None:
 
 
 def _sync_directory(directory: int) -> None:
-    file = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    """Make a change of names last. Where the directory may not be read, or its file system has no such call, the
+    change is all the same done."""
     try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+        file = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
 
 
 def _lstat(place: _Place) -> os.stat_result | None:
