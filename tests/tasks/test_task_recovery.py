@@ -11,7 +11,7 @@ from perdure.kernel.errors import NotFound, SessionClosed, StorageError
 from perdure.kernel.records import Completed, Faulted, Pending, Running, TaskRecord
 from perdure.kernel.session import Session
 from perdure.tasks import Next, Run, Task, TaskEnded, TaskRuntime, Wake, WorkBlocked
-from perdure.tasks.recovery import recovered, stopped
+from perdure.tasks.recovery import recovered
 
 
 class Gated(Task[str, int], kind="t.gated"):
@@ -201,7 +201,6 @@ class TestRestarts:
 
         assert recovered(record(True, 0)).restarts == 0
         assert recovered(record(False, 2)).restarts == 3
-        assert stopped(record(False, 2)).restarts == 2
         assert recovered(record(False, 2)).state == Pending(phase="p", on=(1,))
 
 

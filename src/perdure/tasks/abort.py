@@ -97,11 +97,17 @@ async def _everything_under(runtime: TaskRuntime, tx: Transaction, conversation_
 async def _ended(runtime: TaskRuntime, targets: set[int], scope: set[int], context: Context | None) -> None:
     """Return once every target is terminal. Raises NotStopped if code of the scope does not stop."""
     live = runtime.session.live.settled
+    left = set(targets)
 
     def check() -> bool | None:
-        if not any(id in live for id in targets):
+        while left:  # none is looked at again once it has ended
+            id = left.pop()
+            if id in live:
+                left.add(id)
+                break
+        else:
             return True
-        late = [i.name for id in scope if (i := runtime.invocations.get(id)) is not None and i.overdue]
+        late = [invocation.name for id, invocation in runtime.overdue.items() if id in scope]
         if late:
             raise NotStopped(sorted(late))
         return None
@@ -117,7 +123,7 @@ async def watch_stop(runtime: TaskRuntime, invocation: Invocation) -> None:
     """After an invocation was asked to stop: report it, with its stack, if the drain bound passes first (T86)."""
     await join(runtime, [invocation], runtime.drain_ms)
     if not invocation.task.done():
-        invocation.overdue = True
+        runtime.overdue[invocation.id] = invocation
         runtime.session.report(
             Report(
                 type="not_stopped",

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
-from perdure.kernel.errors import NotJson
 from perdure.kernel.json import copy_json
 from perdure.kernel.records import Completing, TaskRecord, Terminal, to_raw
 from perdure.tasks.definition import StoredTask
-from perdure.tasks.errors import BlockedReason, TaskDefinitionError
+from perdure.tasks.errors import BlockedReason, TaskDefinitionError, error_text
 from perdure.tasks.registry import AnyTask, TaskRegistry
 
 
@@ -63,13 +60,13 @@ def resolve(record: TaskRecord, registry: TaskRegistry, restart_limit: int) -> F
             raw_input, raw_checkpoint = to_raw(migrated.input), to_raw(migrated.checkpoint)
         codec = definition.phase(phase)
         return Fit(task, definition.input.decode(raw_input), codec.decode(raw_checkpoint), phase, migrated)
-    except _Unmigrated as error:
+    except (_Unmigrated, TaskDefinitionError) as error:
         return Blocked("migration_failed", str(error))
-    except TaskDefinitionError as error:
-        return Blocked("migration_failed", str(error))
-    except (msgspec.MsgspecError, NotJson) as error:
+    except Exception as error:  # decoding runs code of the user's types too: its failure blocks this task only
         shapes = "what migrate() returned" if migrated else "what is stored"
-        return Blocked("migration_failed", f"{shapes} does not fit the types of version {task.version}: {error}")
+        return Blocked(
+            "migration_failed", f"{shapes} does not fit the types of version {task.version}: {error_text(error)}"
+        )
 
 
 class _Unmigrated(Exception):
@@ -84,7 +81,7 @@ def _migrate(task: AnyTask, record: TaskRecord) -> StoredTask:
         made = task.migrate(stored)
         copy_json([made.input, made.checkpoint])
     except Exception as error:  # the task's own code: its failure blocks this task only
-        raise _Unmigrated(f"migrate() raised {type(error).__name__}: {error}"[:500]) from error
+        raise _Unmigrated(f"migrate() raised {error_text(error)}") from error
     if made.version != task.version:
         raise _Unmigrated(f"no migration leads from version {record.version} to {task.version}")
     return made

@@ -143,7 +143,7 @@ class Task(Generic[I, O]):
 class TaskDefinition:
     """What a task class declares; made with the class, found at ``Ship.definition``. Types resolve when first used."""
 
-    __slots__ = ("_cls", "_input", "_local", "_phases", "_result", "handles_abort", "kind", "version")
+    __slots__ = ("_cls", "_input", "_local", "_phases", "_result", "cleans_up", "handles_abort", "kind", "version")
 
     def __init__(self, cls: type[Task[Any, Any]], kind: str, version: int, local: Mapping[str, object]) -> None:
         self.kind = kind
@@ -155,6 +155,8 @@ class TaskDefinition:
         self._phases: dict[str, Codec[Any]] = {}
         self.handles_abort: bool = vars(Task)["on_abort"] is not inspect.getattr_static(cls, "on_abort")
         """Whether the class has an abort handler of its own."""
+        self.cleans_up: bool = vars(Task)["cleanup"] is not inspect.getattr_static(cls, "cleanup")
+        """Whether it has a clean-up of its own."""
         if not inspect.iscoroutinefunction(getattr(cls, "start", None)):
             raise TaskDefinitionError(f"{cls.__name__} ({kind}): its first phase is an async method named start")
         if not inspect.iscoroutinefunction(cls.on_abort):
@@ -194,7 +196,8 @@ class TaskDefinition:
     def name_of(self, phase: Callable[..., object]) -> str:
         """The name of a phase given as a bound method. Raises TaskDefinitionError if it is none of this class."""
         name = getattr(phase, "__name__", "")
-        if self._parameter(name) is None or getattr(phase, "__func__", None) is not getattr(self._cls, name):
+        known = name in self._phases or self._parameter(name) is not None
+        if not known or getattr(phase, "__func__", None) is not getattr(self._cls, name):
             raise TaskDefinitionError(f"{phase!r} is no phase of {self.kind}; name one of self's async methods")
         return name
 

@@ -20,7 +20,6 @@ from msgspec import structs
 
 from perdure.kernel.errors import InvalidTransition
 from perdure.kernel.records import (
-    EMPTY_OBJECT,
     Aborted,
     Completed,
     Completing,
@@ -40,8 +39,9 @@ from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.blocking import Blocked
 from perdure.tasks.errors import OwnerEnded
-from perdure.tasks.ownership import WorkTree
+from perdure.tasks.ownership import Look, WorkTree
 from perdure.tasks.registry import AnyTask
+from perdure.tasks.values import stored_value
 
 Mode: TypeAlias = Literal["off", "aborting", "on"]
 """Nothing runs; only abort handlers run (T39); everything that is due runs."""
@@ -127,8 +127,15 @@ def decided(record: TaskRecord, outcome: Outcome) -> TaskRecord:
     return structs.replace(record, state=Completing(outcome))
 
 
-def has_signal(record: TaskRecord, name: str) -> bool:
-    return record.raw_signals != EMPTY_OBJECT and name in record.signals
+def doomed(record: TaskRecord) -> bool:
+    """Whether what it owns is to be aborted: it is itself, or it holds an outcome other than completed."""
+    return record.abort_requested or not isinstance(record.outcome, Completed | None)
+
+
+def wait_is_over(state: Waiting, record: TaskRecord, look: Look) -> bool:
+    if state.signal is not None:
+        return stored_value(record.raw_signals, state.signal) is not None
+    return all(look(id) is None for id in state.on)
 
 
 # --- the whole of a transaction ---------------------------------------------------------------------------------
@@ -143,42 +150,42 @@ class Derivation:
     def __call__(self, tx: Transaction) -> Awaitable[None] | None:
         if not tx.changed_tasks and not tx.new_conversations:
             return None
-        tree = self._host.tree
-        for conversation in tx.new_conversations.values():
-            tree.add_conversation(conversation.id, conversation.owner)
-            if conversation.owner is not None:
-                self._check_owner(tx, conversation.owner, f"conversation {conversation.id}", direct=True)
-        unknown = {r.conversation_id for r in tx.changed_tasks.values() if not tree.knows(r.conversation_id)}
-        if unknown:
-            return self._load_and_derive(tx, unknown)
+        self._host.tree.forget_quiet()
         candidate = _Candidate(self._host, tx)
+        if self._unknown(tx):
+            return self._go_on(candidate)
         self._derive(candidate)
-        return self._clean_up(candidate) if candidate.cleanups else None
+        return self._go_on(candidate) if candidate.cleanups else None
 
-    async def _load_and_derive(self, tx: Transaction, conversations: set[int]) -> None:
-        for id in conversations:
-            self._host.tree.add_conversation(id, (await tx.conversation(id)).owner)
-        candidate = _Candidate(self._host, tx)
-        self._derive(candidate)
-        await self._clean_up(candidate)
-
-    async def _clean_up(self, candidate: _Candidate) -> None:
+    async def _go_on(self, candidate: _Candidate) -> None:
+        """What has to read, or runs the clean-ups of tasks that ended; more may follow from what those write."""
         for _ in range(MAX_ROUNDS):
+            await candidate.clean_up()
+            for id in self._unknown(candidate.tx):
+                self._host.tree.add_conversation(id, (await candidate.tx.conversation(id)).owner)
+            self._derive(candidate)
             if not candidate.cleanups:
                 return
-            cleanups, candidate.cleanups = candidate.cleanups, []
-            for cleanup in cleanups:
-                await cleanup
-            self._derive(candidate)
         raise InvalidTransition("clean-ups keep ending tasks that need clean-ups")
+
+    def _unknown(self, tx: Transaction) -> set[int]:
+        """Conversations whose owner has to be read first."""
+        tree, new = self._host.tree, tx.new_conversations
+        ids = {record.conversation_id for record in tx.changed_tasks.values()}
+        return {id for id in ids if id not in new and not tree.knows(id)}
 
     def _derive(self, candidate: _Candidate) -> None:
         tx = candidate.tx
+        for conversation in tx.new_conversations.values():
+            if candidate.is_new(conversation.id):
+                self._host.tree.add_conversation(conversation.id, conversation.owner)
+                if conversation.owner is not None:
+                    self._check_owner(tx, conversation.owner, f"conversation {conversation.id}", direct=True)
         for record in list(tx.changed_tasks.values()):
-            if self._host.before(record.id) is None and record.live:
+            if self._host.before(record.id) is None and record.live and candidate.is_new(record.id):
                 self._check_place(tx, record)
                 candidate.born(record)
-            candidate.todo.append(record.id)
+            candidate.look_at(record.id)
         candidate.run()
 
     def advance(self, tx: Transaction, record: TaskRecord) -> None:
@@ -232,17 +239,36 @@ class _Candidate:
         self.tx = tx
         self.look = tx.live_task
         self.todo: deque[int] = deque()
+        self.queued: set[int] = set()
+        """What is in ``todo``: however many of its children end, an owner is looked at once."""
+        self.new: set[int] = set()
+        """Tasks and conversations of this transaction that were seen."""
         self.over: set[int] = set()
         """Tasks that became terminal here."""
-        self.cleanups: list[Awaitable[None]] = []
+        self.spread: set[int] = set()
+        """Tasks whose owned work was marked in this round."""
+        self.cleanups: list[tuple[AnyTask, TaskRecord]] = []
+
+    def is_new(self, id: int) -> bool:
+        """Whether it is seen for the first time."""
+        new = id not in self.new
+        self.new.add(id)
+        return new
+
+    def look_at(self, id: int) -> None:
+        if id not in self.queued:
+            self.queued.add(id)
+            self.todo.append(id)
 
     def put(self, record: TaskRecord) -> None:
         self.tx.put_task(record)
-        self.todo.append(record.id)
+        self.look_at(record.id)
 
     def run(self) -> None:
+        self.spread.clear()
         while self.todo:  # each step moves a record forward on its way to terminal, so this ends
             id = self.todo.popleft()
+            self.queued.discard(id)
             record = self.tx.changed_tasks.get(id) or self.look(id)
             if record is not None:
                 self.consider(record)
@@ -255,12 +281,11 @@ class _Candidate:
 
     def consider(self, record: TaskRecord) -> None:
         state = record.state
+        if doomed(record):
+            self.mark_owned(record)
         if isinstance(state, Completing):
             if not isinstance(state.outcome, Completed):
-                self.mark_owned(record)
                 self.fail_fast(record)
-            elif record.abort_requested:
-                self.mark_owned(record)
             if not self.host.tree.owns_live(record.id, self.look):
                 self.end(record, state.outcome)
         elif isinstance(state, Terminal):
@@ -270,12 +295,11 @@ class _Candidate:
                     "once the work it owns has ended (rule T54)"
                 )
         elif record.abort_requested:
-            self.mark_owned(record)
             self.decide(record)
         elif isinstance(state, Waiting):
             self.host.tree.add_wait(record.id, state.on, self.look)
-            if self.wait_is_over(state, record):
-                self.resume(record)
+            if wait_is_over(state, record, self.look):
+                self.tx.put_task(resumed(self.host, record, self.tx.at))
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -286,43 +310,34 @@ class _Candidate:
         # Whoever this may let go on is looked at: its owner, and its waiters.
         above = self.host.tree.owner_task(record)
         if above is not None:
-            self.todo.append(above)
+            self.look_at(above)
         for waiter in self.host.tree.waiters(record.id, self.look):
-            self.todo.append(waiter.id)
-        self.clean_up(record, outcome)
+            self.look_at(waiter.id)
+        # An outcome that the scheduler wrote does its clean-up in the commit that ends the task (T60).
+        if not isinstance(outcome, (Completed, Failed)):
+            task = self.host.code(record.kind)
+            handled = task is not None and isinstance(outcome, Aborted) and task.definition.handles_abort
+            if task is not None and task.definition.cleans_up and not handled:
+                self.cleanups.append((task, record))
 
-    def clean_up(self, record: TaskRecord, outcome: Outcome) -> None:
-        """An outcome that the scheduler wrote does its clean-up in the commit that ends the task (T60)."""
-        if isinstance(outcome, (Completed, Failed)):
-            return
-        task = self.host.code(record.kind)
-        if task is None or (isinstance(outcome, Aborted) and task.definition.handles_abort):
-            return
-        try:
-            more = task.cleanup(self.tx, record)
-        except Exception as error:  # the task's own code: the task ends all the same
-            self.cleanup_failed(record, error)
-            return
-        if isawaitable(more):
-            self.cleanups.append(self.finish_cleanup(record, more))
-
-    async def finish_cleanup(self, record: TaskRecord, more: Awaitable[None]) -> None:
-        try:
-            await more
-        except Exception as error:  # as above
-            self.cleanup_failed(record, error)
-
-    def cleanup_failed(self, record: TaskRecord, error: Exception) -> None:
-        self.host.report(
-            Report(
-                type="cleanup_failed",
-                message="the clean-up of an ended task raised; what it had written before stands",
-                task=record.id,
-                kind=record.kind,
-                conversation=record.conversation_id,
-                error=error,
-            )
-        )
+    async def clean_up(self) -> None:
+        cleanups, self.cleanups = self.cleanups, []
+        for task, record in cleanups:
+            try:
+                more = task.cleanup(self.tx, record)
+                if isawaitable(more):
+                    await more
+            except Exception as error:  # the task's own code: the task ends all the same
+                self.host.report(
+                    Report(
+                        type="cleanup_failed",
+                        message="the clean-up of an ended task raised; what it had written before stands",
+                        task=record.id,
+                        kind=record.kind,
+                        conversation=record.conversation_id,
+                        error=error,
+                    )
+                )
 
     # --- aborting ----------------------------------------------------------------------------------------------
 
@@ -331,6 +346,11 @@ class _Candidate:
             self.put(mark(self.host, record, reason))
 
     def mark_owned(self, record: TaskRecord) -> None:
+        """Once: a task that was doomed before this transaction has marked what it owns, and gets no new work (T52)."""
+        before = self.host.before(record.id)
+        if record.id in self.spread or (before is not None and doomed(before)):
+            return
+        self.spread.add(record.id)
         reason = OWNER_ABORTED if record.abort_requested else OWNER_ENDED
         for child in list(self.host.tree.owned(record.id, self.look)):
             self.mark(child, reason)
@@ -338,7 +358,7 @@ class _Candidate:
     def fail_fast(self, ended: TaskRecord) -> None:
         """The first of a fail_fast wait that ends or holds other than completed aborts the rest (T65)."""
         for waiter in self.host.tree.waiters(ended.id, self.look):
-            if isinstance(waiter.state, Waiting) and waiter.state.policy == "fail_fast":
+            if isinstance(waiter.state, Waiting) and waiter.state.policy == "fail_fast" and not doomed(waiter):
                 for id in waiter.state.on:
                     other = self.look(id)
                     if other is not None and id != ended.id:
@@ -359,16 +379,6 @@ class _Candidate:
             self.put(decided(record, Aborted(record.abort_reason or "aborted")))
         elif not isinstance(record.state, Running):
             self.tx.put_task(began(record, self.tx.at))
-
-    # --- waiting -----------------------------------------------------------------------------------------------
-
-    def wait_is_over(self, state: Waiting, record: TaskRecord) -> bool:
-        if state.signal is not None:
-            return has_signal(record, state.signal)
-        return all(self.look(id) is None for id in state.on)
-
-    def resume(self, record: TaskRecord) -> None:
-        self.tx.put_task(resumed(self.host, record, self.tx.at))
 
 
 def resumed(host: Host, record: TaskRecord, at: int, *, timed_out: bool = False) -> TaskRecord:

@@ -18,6 +18,19 @@ ADVICE: dict[BlockedReason, str] = {
 }
 
 
+MAX_ERROR_TEXT = 500
+
+
+def error_text(error: BaseException) -> str:
+    """What the user's code raised, in bounded, storable words; even if its own ``__str__`` raises."""
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception as worse:  # the user's code again
+        text = f"{name}, whose text cannot be made: {type(worse).__name__}"
+    return text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
+
+
 class TaskDefinitionError(PerdureError, TypeError):
     """A task class, or what it says of its types and phases, makes no sense."""
 

@@ -117,15 +117,22 @@ def node(runtime: TaskRuntime, record: TaskRecord) -> TaskNode:
 
 
 def wake(runtime: TaskRuntime) -> Wake:
-    now = runtime.session.clock.wall()
+    now, look = runtime.session.clock.wall(), runtime.session.live.settled.get
     earliest: int | None = None
     for record in runtime.session.live.settled.values():
         state = record.state
-        if isinstance(state, (Waiting, Sleeping)):
-            at = due_at(record)
-            if at is not None and not record.abort_requested:
+        if isinstance(state, Completing):
+            continue  # what it owns is looked at itself
+        if record.abort_requested:
+            # Whatever it waited for: its handler's turn comes, or its end, once nothing is left below.
+            due = runtime.is_active(record.id) or not runtime.tree.owns_live(record.id, look)
+        elif isinstance(state, (Waiting, Sleeping)):
+            at, due = due_at(record), False
+            if at is not None:
                 earliest = at if earliest is None else min(earliest, at)
-        elif not isinstance(state, Completing) and why_blocked(runtime, record) is None:
+        else:
+            due = why_blocked(runtime, record) is None
+        if due:
             return Wake(True, None)
     if earliest is not None and earliest <= now:
         return Wake(True, None)

@@ -15,13 +15,12 @@ from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.blocking import Blocked, Fit
 from perdure.tasks.derive import Host, decided, stood_down
-from perdure.tasks.errors import NoProgress
+from perdure.tasks.errors import NoProgress, error_text
 from perdure.tasks.run import Run
 
 if TYPE_CHECKING:
     from perdure.kernel.session import Session
 
-MAX_ERROR_TEXT = 500
 MAX_STACK = 50
 """Frames of a stack that is reported."""
 
@@ -45,7 +44,7 @@ class InvocationHost(Host, Protocol):
 class Invocation:
     """Runs one task. Made when the commit that allows it has settled; ended when its asyncio task is done."""
 
-    __slots__ = ("_host", "aborting", "context", "id", "kind", "overdue", "phase", "stopping", "task")
+    __slots__ = ("_host", "aborting", "context", "id", "kind", "phase", "stopping", "task")
 
     def __init__(self, host: InvocationHost, record: TaskRecord, variables: ContextVars) -> None:
         assert isinstance(record.state, Running)
@@ -58,8 +57,6 @@ class Invocation:
         self.context = BACKGROUND.child()
         self.stopping = False
         """It was asked to stop."""
-        self.overdue = False
-        """It was asked to stop and did not within the drain bound."""
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
             self._phases(), name=f"{record.kind} {record.id}", context=variables
         )
@@ -115,7 +112,9 @@ class Invocation:
             if self.stopping or _cancelled_from_outside():
                 raise
             error = cancelled
-        except Exception as raised:  # the task's own code: its failure is the task's (rule T19)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # meant for the process, and taken there by asyncio itself
+        except BaseException as raised:  # the task's own code: its failure is the task's (rule T19)
             error = raised
         finally:
             run.ended = "its phase has ended"
@@ -143,11 +142,11 @@ class Invocation:
 
     async def _fault(self, run: Run[Any, Any, Any], error: BaseException) -> None:
         code = "no_progress" if isinstance(error, NoProgress) else "exception"
-        text = str(error) if isinstance(error, NoProgress) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, NoProgress) else error_text(error)
         async with self._commit(run.conversation_id) as tx:
             record = tx.live_task(self.id)
             if record is not None and record.state is run.state and record.abort_requested == self.aborting:
-                tx.put_task(decided(record, Faulted(TaskError(code, _storable(text)))))
+                tx.put_task(decided(record, Faulted(TaskError(code, text))))
 
     async def _stand_down(self, record: TaskRecord, blocked: Blocked) -> None:
         """No code fits at this phase boundary: the task waits for some, or, being aborted, is orphaned (T31, T82)."""
@@ -164,10 +163,6 @@ def _cancelled_from_outside() -> bool:
     """Whether somebody cancelled the running asyncio task, as opposed to a CancelledError its code came by."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _storable(text: str) -> str:
-    return text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
 
 
 # The objects a suspended coroutine waits for have no common type.

@@ -40,8 +40,6 @@ class WorkTree:
     def add_conversation(self, id: int, owner: int | None) -> None:
         if id in self._owners:
             return
-        if len(self._owners) >= self._forget_at:
-            self._forget_quiet()
         self._owners[id] = owner
         if owner is not None:
             self._conversations.setdefault(owner, set()).add(id)
@@ -74,7 +72,10 @@ class WorkTree:
         self._conversations.pop(record.id, None)
         self._waiters.pop(record.id, None)
 
-    def _forget_quiet(self) -> None:
+    def forget_quiet(self) -> None:
+        """Forget conversations without tasks if there are too many. Not while a transaction is being worked on."""
+        if len(self._owners) < self._forget_at:
+            return
         for id in [id for id in self._owners if id not in self._tasks]:
             owner = self._owners.pop(id)
             if owner is not None and owner in self._conversations:
@@ -143,38 +144,53 @@ class WorkTree:
         return [r for r in found if r is not None and isinstance(r.state, Waiting) and task_id in r.state.on]
 
     def needs(self, record: TaskRecord, look: Look) -> Iterator[TaskRecord]:
-        """The live tasks that must end before this one can: what it waits for, and its first level of owned work."""
-        if isinstance(record.state, Waiting):
+        """The live tasks that must end before this one can: what it waits for, and its first level of owned work.
+
+        A task that is being aborted waits for nothing but its owned work any more.
+        """
+        if isinstance(record.state, Waiting) and not record.abort_requested:
             for id in record.state.on:
                 other = look(id)
                 if other is not None:
                     yield other
         yield from self.owned(record.id, look)
 
-    def path(self, start: Iterable[TaskRecord], found: Callable[[TaskRecord], bool], look: Look) -> list[int] | None:
-        """A shortest way from one of ``start`` along ``needs`` to a task that ``found`` accepts, or None."""
-        came: dict[int, int | None] = {}
-        todo: list[TaskRecord] = []
-        for record in start:
-            if record.id not in came:
-                came[record.id] = None
-                todo.append(record)
-        for record in todo:  # grows while it is walked: breadth first
-            if found(record):
-                way: list[int] = []
-                step: int | None = record.id
-                while step is not None:
-                    way.append(step)
-                    step = came[step]
-                return way[::-1]
-            for other in self.needs(record, look):
-                if other.id not in came:
-                    came[other.id] = record.id
-                    todo.append(other)
-        return None
+    def needed_by(self, record: TaskRecord, look: Look) -> Iterator[TaskRecord]:
+        """The live tasks that cannot end before this one: ``needs``, the other way round."""
+        owner = None if record.background else self.owner_task(record)
+        above = None if owner is None else look(owner)
+        if above is not None:
+            yield above
+        for waiter in self.waiters(record.id, look):
+            if not waiter.abort_requested:
+                yield waiter
+
+    def held_up(self, by: Iterable[int], look: Look) -> dict[int, int]:
+        """Every live task that cannot end before one of these does, and which; they themselves are among them."""
+        held = {id: id for id in by if look(id) is not None}
+        todo = list(held)
+        for id in todo:  # grows while it is walked
+            record = look(id)
+            assert record is not None
+            for other in self.needed_by(record, look):
+                if other.id not in held:
+                    held[other.id] = held[id]
+                    todo.append(other.id)
+        return held
 
     def cycle(self, waiter: int, on: Iterable[int], look: Look) -> list[int] | None:
-        """The cycle a wait would close, from the waiter round to itself; None if it closes none."""
-        named = [record for id in on if (record := look(id)) is not None]
-        way = self.path(named, lambda record: record.id == waiter, look)
-        return None if way is None else [waiter, *way]
+        """The shortest cycle a wait would close, from the waiter round to itself; None if it closes none."""
+        came = dict.fromkeys(on, waiter)
+        todo = list(came)
+        for id in todo:  # grows while it is walked: breadth first
+            if id == waiter:
+                way = [waiter]
+                while not (way[1:] and way[-1] == waiter):
+                    way.append(came[way[-1]])
+                return way[::-1]
+            record = look(id)
+            for other in () if record is None else self.needs(record, look):
+                if other.id not in came:
+                    came[other.id] = id
+                    todo.append(other.id)
+        return None

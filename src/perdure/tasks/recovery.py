@@ -28,12 +28,6 @@ def recovered(record: TaskRecord) -> TaskRecord:
     return structs.replace(stood_down(record), restarts=record.restarts + (0 if state.fresh else 1))
 
 
-def stopped(record: TaskRecord) -> TaskRecord:
-    """A task whose run a close has stopped: pending at the same checkpoint, nothing counted (T40)."""
-    assert isinstance(record.state, Running)
-    return stood_down(record)
-
-
 async def load_tree(runtime: TaskRuntime) -> None:
     """Learn who owns what is live."""
     session = runtime.session

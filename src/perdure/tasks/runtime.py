@@ -59,6 +59,8 @@ class TaskRuntime:
         self.mode: Mode = "off"
         self.waits = Waits()
         self.invocations: dict[int, Invocation] = {}
+        self.overdue: dict[int, Invocation] = {}
+        """Those that were asked to stop and did not within the drain bound."""
         self.blocked_tasks: dict[int, Blocked] = {}
         self._derivation = Derivation(self)
         self._alarm = Alarm(session.clock, look=session.live.settled.get, fire=self._fire, spawn=self._spawn)
@@ -108,7 +110,7 @@ class TaskRuntime:
 
     def enable_aborts(self) -> None:
         """Let abort handlers run, and nothing else that does not yet (rule T39)."""
-        if self.mode == "off":
+        if self.mode == "off" and self.running:
             self._switch("aborting")
 
     def _switch(self, mode: Mode) -> None:
@@ -145,9 +147,9 @@ class TaskRuntime:
     def resolve(self, record: TaskRecord) -> Fit | Blocked:
         return resolve(record, self.registry, self.restart_limit)
 
-    async def outcome(self, id: int) -> Outcome | None:
+    async def outcome(self, id: int, *, context: Context | None = None) -> Outcome | None:
         """How a task ended; None while it has not. Raises NotFound."""
-        record = self._ended.get(id) or await self.session.task(id)
+        record = self._ended.get(id) or await self.session.task(id, context=context)
         if record is None:
             raise NotFound(f"there is no task {id}")
         return record.state.outcome if isinstance(record.state, Terminal) else None
@@ -163,7 +165,7 @@ class TaskRuntime:
         Raises WorkBlocked if the task, or something it needs to end, cannot go on by itself, unless
         ``through_blocked`` asks to wait for that too (rule T47); NotFound; SessionClosed, SessionFailed.
         """
-        outcome = await self.outcome(task_id)
+        outcome = await self.outcome(task_id, context=context)
         if outcome is not None:
             return outcome
         self.resume()
@@ -172,7 +174,7 @@ class TaskRuntime:
             record = self.session.live.settled.get(task_id)
             if record is not None:
                 if not through_blocked:
-                    self._refuse_blocked([record])
+                    self.refuse_blocked(task_id)
                 return None
             ended = self._ended[task_id].state
             assert isinstance(ended, Terminal)
@@ -187,43 +189,44 @@ class TaskRuntime:
 
         Starts the scheduler. Raises as ``wait`` does.
         """
-        if conversation_id is not None and await self.session.conversation(conversation_id) is None:
-            raise NotFound(f"there is no conversation {conversation_id}")
+        here = conversation_id
+        if here is not None and await self.session.conversation(here, context=context) is None:
+            raise NotFound(f"there is no conversation {here}")
         self.resume()
+        tree, live = self.tree, self.session.live.settled
+
+        def counts(record: TaskRecord) -> bool:
+            """Whether it keeps the scope from being idle; what is further below a conversation hangs on such a one."""
+            if here is None:
+                return tree.ordinary_to_root(record, live.get)
+            return record.conversation_id == here and record.owner is None and not record.background
+
+        seen: int | None = None
 
         def check() -> bool | None:
-            if conversation_id is not None and not self.tree.knows(conversation_id):
-                return True
-            look = self.session.live.settled.get
-            if conversation_id is None:
-                live = (r for r in self.session.live.settled.values() if self.tree.ordinary_to_root(r, look))
-            else:
-                live = self.tree.owned_by_conversation(conversation_id, look)
-            first = next(live, None)
-            if first is None:
-                return True
-            if self.blocked_tasks and not through_blocked:
-                self._refuse_blocked([first, *live])
+            nonlocal seen
+            if seen not in live:  # as long as that one is live, no other need be looked for
+                under = live.values() if here is None else tree.owned_by_conversation(here, live.get)
+                seen = next((record.id for record in under if counts(record)), None)
+                if seen is None:
+                    return True
+            if not through_blocked:
+                self._refuse_blocked(counts)
             return None
 
         await self.waits.until(check, task=None, context=context)
 
-    def _refuse_blocked(self, needed: list[TaskRecord]) -> None:
-        """Raise WorkBlocked if any of these tasks needs something blocked to end first."""
-        if not self.blocked_tasks:
-            return
-        look = self.session.live.settled.get
-        way = self.tree.path(needed, lambda record: record.id in self.blocked_tasks, look)
-        if way is not None:
-            blocked, record = self.blocked_tasks[way[-1]], look(way[-1])
-            assert record is not None
-            raise WorkBlocked(record.id, blocked.reason, record.kind, blocked.detail)
+    def _refuse_blocked(self, needed: Callable[[TaskRecord], bool]) -> None:
+        """Raise WorkBlocked if any live task that ``needed`` accepts needs something blocked to end first."""
+        live = self.session.live.settled
+        for id, blocker in self.tree.held_up(self.blocked_tasks, live.get).items():
+            if needed(live[id]):
+                blocked = self.blocked_tasks[blocker]
+                raise WorkBlocked(blocker, blocked.reason, live[blocker].kind, blocked.detail)
 
     def refuse_blocked(self, task_id: int) -> None:
         """Raise WorkBlocked if the task, or something it needs to end, cannot go on by itself (rule T47)."""
-        record = self.session.live.settled.get(task_id)
-        if record is not None:
-            self._refuse_blocked([record])
+        self._refuse_blocked(lambda record: record.id == task_id)
 
     # --- acting on tasks ---------------------------------------------------------------------------------------
 
@@ -283,7 +286,8 @@ class TaskRuntime:
             if record is None:
                 ended = await tx.task(id)
                 raise TaskEnded(f"{ended.kind} task {id} has ended; there is nothing to retry")
-            if isinstance(record.state, Pending) and record.restarts:
+            verdict = self.verdict(record)
+            if isinstance(verdict, Blocked) and verdict.reason == "parked" and isinstance(record.state, Pending):
                 tx.put_task(structs.replace(record, restarts=0))
         self.resume()
         blocked, record = self.blocked_tasks.get(id), self.session.live.settled.get(id)
@@ -359,7 +363,10 @@ class TaskRuntime:
             if record.abort_requested and not invocation.aborting:
                 self._stop_one(invocation)
             return
-        if not self.running or self.mode == "off" or isinstance(state, (Completing, Terminal)):
+        if isinstance(state, (Completing, Terminal)):
+            self.blocked_tasks.pop(id, None)  # no code of it is needed any more (T56)
+            return
+        if not self.running or self.mode == "off":
             return
         staged = self.session.live.staged.get(id)
         if staged is None or staged.state is not state or staged.abort_requested != record.abort_requested:
@@ -403,6 +410,7 @@ class TaskRuntime:
         id, task = invocation.id, invocation.task
         if self.invocations.get(id) is invocation:
             del self.invocations[id]
+            self.overdue.pop(id, None)
         error = None if task.cancelled() else task.exception()
         if error is not None and self.running:
             self.session.fail(error)  # not the phase's own error, which faults its task: the runtime's commit failed
@@ -539,4 +547,4 @@ class TaskRuntime:
                 for id in ids[first : first + PAGE]:
                     record = tx.live_task(id)
                     if record is not None and isinstance(record.state, Running):
-                        tx.put_task(recovery.stopped(record))
+                        tx.put_task(stood_down(record))  # nothing is counted: it was no crash

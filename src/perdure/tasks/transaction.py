@@ -30,7 +30,7 @@ from perdure.kernel.records import (
 )
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next
-from perdure.tasks.derive import SIBLING_ENDED, mark
+from perdure.tasks.derive import SIBLING_ENDED, mark, wait_is_over
 from perdure.tasks.errors import InvalidMove, NoProgress, RunEnded, WaitCycle
 from perdure.tasks.values import check_name, stored_value, with_value
 
@@ -79,13 +79,13 @@ class RunTransaction(Transaction, Generic[O]):
         if error is None:
             try:
                 await self._check_wait()
+                if self._next is None and run.state.fresh and self._has_intent():
+                    own = self._own()
+                    assert isinstance(own.state, Running), "without a move it is still where the run began"
+                    self._stay(own, structs.replace(own.state, fresh=False))
             except BaseException as refusal:
                 await super().__aexit__(type(refusal), refusal, refusal.__traceback__)
                 raise
-            if self._next is None and run.state.fresh and self._has_intent():
-                own = self._own()
-                assert isinstance(own.state, Running), "without a move it is still where the run began"
-                self._put(own, structs.replace(own.state, fresh=False))
         try:
             await super().__aexit__(kind, error, trace)
         finally:
@@ -110,10 +110,8 @@ class RunTransaction(Transaction, Generic[O]):
 
     def _has_intent(self) -> bool:
         """Whether this transaction stores something the run may later rest on (T29)."""
-        if self.progress:
-            return False
-        records = self._tasks or self._entries or self._conversations or self._submissions or self._retired
-        return bool(records) or any(d.born or d.recorder.ops for d in self._drafts.values())
+        records = self._tasks, self._entries, self._conversations, self._submissions, self._replies, self._retired
+        return any(records) or (not self.progress and any(d.born or d.recorder.ops for d in self._drafts.values()))
 
     def _own(self) -> TaskRecord:
         record = self.live_task(self._run.id)
@@ -121,13 +119,19 @@ class RunTransaction(Transaction, Generic[O]):
         return record
 
     def _put(self, record: TaskRecord, state: TaskState, **changes: object) -> None:
-        """The task's record with a new state; of an older version, it is stored as migrated."""
+        """The task's record with a new state; of an older version, its input is stored as migrated."""
         migrated = self._run.fit.migrated
         if migrated is not None and record.version < migrated.version:
             changes |= {"version": migrated.version, "raw_input": to_raw(migrated.input)}
-            if isinstance(state, Running) and state.phase == self._run.state.phase:
-                state = structs.replace(state, phase=migrated.phase, raw_checkpoint=to_raw(migrated.checkpoint))
         self.put_task(structs.replace(record, state=state, **changes))
+
+    def _stay(self, record: TaskRecord, state: TaskState, **changes: object) -> None:
+        """The task's record where it stands; of an older version, the checkpoint too is stored as migrated."""
+        migrated = self._run.fit.migrated
+        if migrated is not None and record.version < migrated.version:
+            assert isinstance(state, Running), "its first write is not a move, so it is where the run began"
+            state = structs.replace(state, phase=migrated.phase, raw_checkpoint=to_raw(migrated.checkpoint))
+        self._put(record, state, **changes)
 
     # --- where the task goes next -------------------------------------------------------------------------------
 
@@ -212,7 +216,7 @@ class RunTransaction(Transaction, Generic[O]):
             return from_raw(held)
         added = with_value(record.raw_memos, name, to_raw(value, at=f"memo {name!r}"))
         assert added is not None, "the name is free"
-        self._put(record, record.state, raw_memos=added)
+        self._stay(record, record.state, raw_memos=added)
         return value
 
     # --- inside ------------------------------------------------------------------------------------------------
@@ -241,7 +245,10 @@ class RunTransaction(Transaction, Generic[O]):
         """What a wait names must exist, and be able to end without this task (T64, T67, T68)."""
         run = self._run
         own = self.live_task(run.id)
-        if self._next is None or own is None or not isinstance(own.state, Waiting) or not own.state.on:
+        if self._next is None or own is None or not isinstance(own.state, Waiting):
+            return
+        self._check_waits_for_more(own, own.state)
+        if not own.state.on:
             return
         state, kind, tree = own.state, own.kind, run.host.tree
         for conversation in self.new_conversations.values():
@@ -272,6 +279,22 @@ class RunTransaction(Transaction, Generic[O]):
                 record = self.live_task(id)
                 if record is not None and not record.abort_requested:
                     self.put_task(mark(run.host, record, SIBLING_ENDED))
+
+    def _check_waits_for_more(self, own: TaskRecord, state: Waiting) -> None:
+        """A wait that is over already, and leads to where the run stands, would go round for ever (T18, T19)."""
+        was = self._run.state
+        if was.timed_out or (was.phase, was.raw_checkpoint, was.on, was.signal) != (
+            state.phase,
+            state.raw_checkpoint,
+            state.on,
+            state.signal,
+        ):
+            return
+        if wait_is_over(state, own, self.live_task):
+            raise NoProgress(
+                f"{own.kind} task {own.id} waits again for what it waited for already, and goes on where it stands; "
+                "change the checkpoint, or wait for something else"
+            )
 
 
 def _text(value: str, what: str) -> str:
