@@ -10,6 +10,7 @@ from doubles import ManualClock
 from kit import Audit, Note, opened, rest
 
 from perdure.harness import contexts as module
+from perdure.harness.context import weight
 from perdure.harness.messages import UserMessage
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Edit
@@ -129,9 +130,9 @@ async def test_unreadable_messages_are_left_out_and_reported_once() -> None:
         assert [m.text for m in model.requests[-1].messages] == ["hi", "x", "hi"]
 
 
-@pytest.mark.parametrize("bound", ["MOST_CONVERSATIONS", "MOST_ENTRIES"])
-async def test_the_longest_unused_is_let_go_of_and_read_again_h62(monkeypatch, bound) -> None:
-    monkeypatch.setattr(module, bound, 2)
+@pytest.mark.parametrize(("bound", "most"), [("MOST_CONVERSATIONS", 2), ("MOST_BYTES", 3_000)])
+async def test_the_longest_unused_is_let_go_of_and_read_again_h62(monkeypatch, bound, most) -> None:
+    monkeypatch.setattr(module, bound, most)
     storage = Counting()
     model = ScriptedModel(lambda request: say("x"))
     async with opened(model, storage=storage) as harness:
@@ -141,6 +142,29 @@ async def test_the_longest_unused_is_let_go_of_and_read_again_h62(monkeypatch, b
                 await (await conversation.submit("hi")).wait()
         assert storage.read > 0
         assert all(len(request.messages) == 3 for request in list(model.requests)[4:])
+
+
+async def test_what_contexts_weigh_is_counted_through_edits_heads_and_evictions_h62(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONVERSATIONS", 2)
+    model = ScriptedModel(lambda request: say("x"))
+    async with opened(model) as harness:
+        contexts = harness._host.contexts
+        for n in range(3):
+            conversation = await harness.create_conversation()
+            answer = await (await conversation.submit("hi " * 1000)).answer()
+            await conversation.write(Note(text="short"), edits=[Edit(entry=answer.entry.id)])
+            await (await conversation.submit("more")).wait()
+            if n == 2:
+                await conversation.reset("begin anew")
+                await conversation.write(Note(text="back"), head="self")
+                await (await conversation.submit("more")).wait()
+        held = contexts._held
+        assert len(held) == 2
+        for one in held.values():
+            assert one.context.bytes == sum(item.bytes for item in one.context._items)
+            assert one.pending_bytes == sum(map(weight, one.pending))
+        assert contexts._bytes == sum(one.counted for one in held.values())
+        assert min(one.bytes for one in held.values()) < 3_000 < max(one.bytes for one in held.values())
 
 
 async def test_what_was_not_used_for_long_is_let_go_of(monkeypatch) -> None:

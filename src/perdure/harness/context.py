@@ -36,7 +36,14 @@ from perdure.kernel.records import EMPTY_LIST, NULL, EntryRecord
 LEFT_OUT = frozenset({"error", "aborted"})
 """Stop reasons of answers that the model never sees again (rule H60)."""
 
+OVERHEAD = 500
+"""Bytes that an entry takes in memory beside its messages, roughly."""
 NO_RESULT = "No result of this call was recorded; whether it had an effect is unknown."
+
+
+def weight(entry: EntryRecord) -> int:
+    """Bytes that an entry takes in a context, roughly."""
+    return OVERHEAD + len(entry.raw_messages)
 
 
 class Messages(Sequence[Message]):
@@ -85,6 +92,7 @@ class _Item:
     messages: tuple[Message, ...]
     tasks: tuple[int, ...]
     """Of an answer: the task of each call. Of a result: the task of its call, alone."""
+    bytes: int
 
 
 @dataclass(slots=True)
@@ -122,6 +130,7 @@ class ModelContext:
         "_marks",
         "_open",
         "_shared",
+        "bytes",
         "invalid",
         "marker",
         "start",
@@ -137,6 +146,8 @@ class ModelContext:
         """The newest entry that was fed."""
         self.invalid: list[int] = []
         """Entries whose messages no model could read; they are left out."""
+        self.bytes = 0
+        """What its entries weigh together."""
         self._items: list[_Item] = []
         """In id order, but for a marker that points back: that one is first."""
         self._edits: dict[int, tuple[Message, ...]] = {}
@@ -170,7 +181,9 @@ class ModelContext:
             # Before the newest head: what it keeps. A system entry is replaced by the baseline that follows the head,
             # and an older marker that points back told of what the newest one tells of.
             if entry.kind != SYSTEM and entry.head in (None, entry.id):
-                self._items.append(self._read(entry))
+                item = self._read(entry)
+                self._items.append(item)
+                self.bytes += item.bytes
             return True
         if entry.head is not None:
             return self._begin(entry, entry.head)
@@ -187,6 +200,7 @@ class ModelContext:
         self._edits = {id: edit for id, edit in self._edits.items() if id >= head}
         self.marker, self.start = marker.id, head
         self._items = []
+        self.bytes = 0
         self._reset()
         self._add(self._read(marker))
         for item in kept:
@@ -203,7 +217,7 @@ class ModelContext:
                 tasks = (entry.data_as(ToolResultData).task,)
         except msgspec.ValidationError:
             pass  # an entry of another program: its calls are told apart by their labels alone
-        return _Item(entry.id, entry.kind, messages, tasks)
+        return _Item(entry.id, entry.kind, messages, tasks, weight(entry))
 
     def _decode(self, entry: int, raw: msgspec.Raw) -> tuple[Message, ...]:
         try:
@@ -227,6 +241,7 @@ class ModelContext:
         self._list = self._list[: self._marks[at].offset]
         self._shared = 0
         del self._items[at:], self._marks[at:]
+        self.bytes -= sum(item.bytes for item in again)
         self._open.clear()
         for item in again:
             self._add(item)
@@ -243,6 +258,7 @@ class ModelContext:
 
     def _add(self, item: _Item) -> None:
         self._items.append(item)
+        self.bytes += item.bytes
         self._marks.append(_Mark(len(self._list), not self._open))
         messages = self._edits.get(item.id, item.messages)
         if item.kind == SYSTEM and self._baseline is None:
@@ -299,11 +315,6 @@ class ModelContext:
         return found
 
     # --- what it gives --------------------------------------------------------------------------------------
-
-    @property
-    def size(self) -> int:
-        """How many entries it holds."""
-        return len(self._items)
 
     def messages(self) -> Messages:
         """The context as it is now. What is fed later does not show in it."""

@@ -1,7 +1,7 @@
 """The derived contexts of the conversations in use, kept in memory and extended by what settles (rule H62).
 
 One that is not here is read from the newest head on, page by page; then every settled entry is added as it comes.
-Bounded by number, by entries and by age.
+Bounded by number, by size and by age.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from perdure.harness.context import Messages, ModelContext
+from perdure.harness.context import Messages, ModelContext, weight
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT
 from perdure.harness.prompt import Shown, matters
 from perdure.kernel.records import NULL, EntryRecord
@@ -22,8 +22,8 @@ from perdure.kernel.storage import MAX_SCAN
 from perdure.kernel.transaction import Transaction
 
 MOST_CONVERSATIONS = 1_000
-MOST_ENTRIES = 200_000
-"""Of all conversations together; the one in use stays whatever its size."""
+MOST_BYTES = 256 * 1024 * 1024
+"""Of all conversations together, roughly; the one in use stays whatever its size."""
 MOST_PENDING = 1_000
 """Entries a conversation may get between two requests before it is let go of."""
 WITH_DATA = frozenset({ASSISTANT, TOOL_RESULT})
@@ -46,13 +46,15 @@ class _Held:
     loaded: asyncio.Future[None] | None = None
     """Done once its history has been read; None: there was nothing to read."""
     reported: int = 0
+    pending_bytes: int = 0
     counted: int = 0
-    """Its share of the entries in memory, as of its last use."""
+    """Its share of the bytes in memory, as of its last use."""
 
     def note(self, entry: EntryRecord) -> None:
         if entry.id > self.newest:
             self.newest = entry.id
             # A conversation may be written to for weeks and never asked: what no request will need is not kept.
+            self.pending_bytes += weight(entry)
             self.pending.append(entry if entry.kind in WITH_DATA else structs.replace(entry, raw_data=NULL))
             if matters(entry):
                 self.shown.feed(entry)
@@ -61,9 +63,18 @@ class _Held:
     def loading(self) -> bool:
         return self.loaded is not None and not self.loaded.done()
 
+    def feed(self, through: int) -> bool:
+        """Feed the context what waits for it. False: it is of no use any more (see ModelContext.feed)."""
+        while self.pending and self.pending[0].id <= through:
+            entry = self.pending.popleft()
+            self.pending_bytes -= weight(entry)
+            if not self.context.feed(entry):
+                return False
+        return True
+
     @property
-    def entries(self) -> int:
-        return self.context.size + len(self.pending)
+    def bytes(self) -> int:
+        return self.context.bytes + self.pending_bytes
 
 
 class Contexts:
@@ -73,8 +84,8 @@ class Contexts:
         self._session = session
         self._held: OrderedDict[int, _Held] = OrderedDict()
         """By conversation, the longest unused first."""
-        self._entries = 0
-        """How many entries they held at their last uses, together."""
+        self._bytes = 0
+        """What they weighed at their last uses, together."""
         session.observe(self._observe)
 
     def _observe(self, settled: Settled) -> None:
@@ -122,7 +133,8 @@ class Contexts:
         """What a model sees of the conversation through that entry. Not inside a transaction."""
         held = await self._ready(conversation_id, through)
         if held.context.through <= through:
-            if self._feed(conversation_id, held, through):
+            if held.feed(through):
+                self._report_invalid(conversation_id, held)
                 self._touch(conversation_id, held)
                 return held.context.messages()
             # A head came that reaches back before what is held.
@@ -140,14 +152,6 @@ class Contexts:
                 self._touch(conversation_id, held)
                 return held
             await asyncio.wait([held.loaded])
-
-    def _feed(self, conversation_id: int, held: _Held, through: int) -> bool:
-        pending, context = held.pending, held.context
-        while pending and pending[0].id <= through:
-            if not context.feed(pending.popleft()):
-                return False
-        self._report_invalid(conversation_id, held)
-        return True
 
     async def _load(self, conversation_id: int, through: int | None) -> _Held:
         held = _Held(ModelContext(), loaded=asyncio.get_running_loop().create_future())
@@ -187,7 +191,7 @@ class Contexts:
             if len(page) < MAX_SCAN:
                 break
             first = page[-1].id + 1
-        noted, held.pending = held.pending, met
+        noted, held.pending, held.pending_bytes = held.pending, met, sum(map(weight, met))
         held.shown, held.newest = shown, newest
         for entry in noted:
             held.note(entry)
@@ -214,18 +218,18 @@ class Contexts:
     def _drop(self, conversation_id: int) -> None:
         held = self._held.pop(conversation_id, None)
         if held is not None:
-            self._entries -= held.counted
+            self._bytes -= held.counted
 
     def _touch(self, conversation_id: int, held: _Held) -> None:
         """It is used: it comes last in line to be let go of. Those that have to go now, go."""
         now = self._session.clock.monotonic()
         held.used_at = now
         self._held.move_to_end(conversation_id)
-        self._entries += held.entries - held.counted
-        held.counted = held.entries
+        self._bytes += held.bytes - held.counted
+        held.counted = held.bytes
         while len(self._held) > 1:
             id, oldest = next(iter(self._held.items()))
-            too_many = len(self._held) > MOST_CONVERSATIONS or self._entries > MOST_ENTRIES
+            too_many = len(self._held) > MOST_CONVERSATIONS or self._bytes > MOST_BYTES
             if oldest is held or oldest.loading or not (too_many or oldest.used_at < now - RETENTION_S):
                 return
             self._drop(id)
