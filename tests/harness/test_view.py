@@ -14,7 +14,7 @@ from harness.doubles import ManualClock, settle
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Live, Meta
 from perdure.harness.harness import Harness
-from perdure.harness.view import ConversationView, advance, first_view
+from perdure.harness.view import ConversationView, advance, first_view, head_of
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue, same_json
@@ -118,6 +118,16 @@ async def test_the_transcript_begins_at_the_newest_head(bench: Bench) -> None:
         assert not view.value.more
     async with bench.root.view() as view:
         assert [entry.id for entry in view.value.entries] == [reset]
+
+
+async def test_a_head_that_reaches_back_tells_that_there_is_more_before_the_window(bench: Bench) -> None:
+    ids = await bench.notes(2)
+    reset = await bench.note("anew", head="self")
+    async with bench.root.view() as view:
+        back = await bench.note("back to 1", head=ids[1])
+        assert [entry.id for entry in view.value.entries] == [reset, back]
+        assert view.value.more
+        assert [entry.id for entry in await view.before(reset)] == [ids[1]]
 
 
 async def test_a_fork_shows_its_inherited_entries(bench: Bench) -> None:
@@ -366,13 +376,13 @@ def test_stepping_gives_what_reading_anew_gives(backs: list[int | None], window:
         entries.append(record(id, head))
 
     def read(known: list[EntryRecord]) -> ConversationView:
-        heads = [entry.head for entry in known if entry.head is not None]
-        begin = heads[-1] if heads else 0
+        marker = next((entry for entry in reversed(known) if entry.head is not None), None)
+        begin = head_of(marker)
         active = [entry for entry in known if entry.id >= begin]
         return first_view(
             1,
             window=window,
-            start=begin,
+            marker=marker,
             entries=active[-window - 1 :],
             documents=documents,  # pyright: ignore
         )

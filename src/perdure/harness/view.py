@@ -103,12 +103,13 @@ def first_view(
     conversation_id: int,
     *,
     window: int,
-    start: int,
+    marker: EntryRecord | None,
     entries: Sequence[EntryRecord],
     documents: Mapping[Part, JsonValue],
 ) -> ConversationView:
-    """A view of ``entries``, the newest ones from ``start`` on, oldest first; one more than the window says that
-    there are more."""
+    """A view of ``entries``, the newest ones from the head of ``marker`` on, oldest first; one more than the window
+    says that there are more."""
+    start = head_of(marker)
     shown = tuple(entries[-window:])
     tree: dict[str, JsonValue] = {
         "entries": [entry_json(entry) for entry in shown],
@@ -119,9 +120,14 @@ def first_view(
     view = ConversationView(conversation_id, window=window, start=start, entries=shown, tree=tree)
     for entry in shown:
         # A marker that came while these were read.
-        if entry.head is not None and entry.head > view.start:
+        if entry.head is not None and (marker is None or entry.id > marker.id):
             view, _ = _begin_at(view, entry.head)
     return view
+
+
+def head_of(marker: EntryRecord | None) -> int:
+    """Where an active transcript begins whose newest marker this is."""
+    return 0 if marker is None or marker.head is None else marker.head
 
 
 def advance(
@@ -199,7 +205,8 @@ def _begin_at(view: ConversationView, head: int) -> tuple[ConversationView, list
     if gone:
         tree["entries"] = cast("list[JsonValue]", view.tree["entries"])[gone:]
         ops.append(Splice(("entries",), 0, gone, []))
-    more = view.more and bool(entries) and entries[0].id > head
+    # One that reaches back takes in again what this view no longer has.
+    more = (view.more or head < view.start) and bool(entries) and entries[0].id > head
     if more != view.more:
         tree["more"] = more
         ops.append(Set(("more",), more))

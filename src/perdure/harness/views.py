@@ -21,6 +21,7 @@ from perdure.harness.view import (
     advance,
     document_value,
     first_view,
+    head_of,
 )
 from perdure.kernel.context import Context
 from perdure.kernel.documents import DocumentChange
@@ -161,10 +162,9 @@ class Views:
     ) -> ConversationView:
         """What was read, brought up to date with what settled meanwhile."""
         session = self._session
-        head = await session.head(conversation_id)
-        start = 0 if head is None or head.head is None else head.head
+        marker = await session.head(conversation_id)
         newest = await session.entries(
-            conversation_id, first=start, order="descending", limit=window + 1, context=context
+            conversation_id, first=head_of(marker), order="descending", limit=window + 1, context=context
         )
         documents: dict[Part, JsonValue] = {}
         read_at: dict[Part, int] = {}
@@ -172,7 +172,7 @@ class Views:
             address = Address(kind.definition.kind, "conversation", conversation_id)
             documents[part] = document_value(part, (await session.load_document(address, context)).settled)
             read_at[part] = session.seq
-        view = first_view(conversation_id, window=window, start=start, entries=newest[::-1], documents=documents)
+        view = first_view(conversation_id, window=window, marker=marker, entries=newest[::-1], documents=documents)
         last = newest[0].id if newest else 0
         for commit in settled:
             entries, changes = _of(commit, conversation_id)
