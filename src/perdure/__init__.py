@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from perdure.kernel.errors import StorageCorrupt as StorageCorrupt
     from perdure.kernel.errors import StorageError as StorageError
     from perdure.kernel.errors import StorageFormatError as StorageFormatError
+    from perdure.kernel.errors import TooLarge as TooLarge
     from perdure.kernel.observation import Frame as Frame
     from perdure.kernel.observation import WatchEnded as WatchEnded
     from perdure.kernel.records import Aborted as Aborted
@@ -128,6 +129,7 @@ _HOME = {
     ),
     "perdure.kernel.entries": ("Entry",),
     "perdure.kernel.errors": (
+        "TooLarge",
         "ContextCancelled",
         "ContextDeadline",
         "DocumentFieldError",

@@ -10,6 +10,7 @@ import pytest
 from kernel.samples import Job, Note, Tally, begin, conversation, ended, new_task, note, tally, there
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.context import Context
+from perdure.kernel.document import Document
 from perdure.kernel.errors import (
     ContextCancelled,
     InsideTransaction,
@@ -19,6 +20,7 @@ from perdure.kernel.errors import (
     NotJson,
     RequestConflict,
     SessionClosed,
+    TooLarge,
     TransactionClosed,
 )
 from perdure.kernel.records import NULL, Edit, Pending, SubmissionRecord, to_raw
@@ -790,3 +792,26 @@ async def test_a_new_task_has_a_random_nonce_of_its_own() -> None:
         assert one.nonce != two.nonce
         assert len(one.nonce) == 32
         assert one.raw_input == NULL
+
+
+class Blob(Document, kind="app.blob", scope="session"):
+    text: str = ""
+
+
+async def test_what_is_too_large_is_refused_by_name_and_the_session_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule K189."""
+    monkeypatch.setattr("perdure.kernel.transaction.MAX_RECORD_BYTES", 1_000)
+    large = to_raw("x" * 1_000)
+    async with Session.open(HeldStorage()) as session:
+        place = await conversation(session)
+        with pytest.raises(TooLarge, match=r"entry \d+ \(app.raw\) would take 1,0\d\d bytes"):
+            async with session.commit(conversation_id=place) as tx:
+                tx.append_record("app.raw", data=large)
+        with pytest.raises(TooLarge, match=r"task \d+ \(app.work\)"):
+            async with session.commit(conversation_id=place) as tx:
+                tx.new_task(kind="app.work", version=1, phase="start", input=large)
+        with pytest.raises(TooLarge, match=r"document app.blob would take"):
+            async with session.commit() as tx:
+                (await tx.draft(Blob)).text = "x" * 1_000
+        assert await session.entries(place) == []
+        await note(session, place)

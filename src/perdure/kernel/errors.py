@@ -53,6 +53,18 @@ class InvalidTransition(PerdureError, ValueError):
     """A record was asked to move in a way its lifecycle does not allow."""
 
 
+class TooLarge(PerdureError, ValueError):
+    """One record, or one write of a document, is larger than a store takes; nothing of its transaction was stored."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} would take {size:,} bytes, more than the {limit:,} a record may; "
+            "keep large content in a file and store its path"
+        )
+        self.size = size
+        self.limit = limit
+
+
 class RequestConflict(PerdureError):
     """The request id is taken in this conversation by a submission with other content."""
 

@@ -26,12 +26,14 @@ from perdure.kernel.documents import (
     ForkConflict,
 )
 from perdure.kernel.entries import Entry
-from perdure.kernel.errors import InvalidTransition, NotFound, RequestConflict, TransactionClosed
+from perdure.kernel.errors import InvalidTransition, NotFound, RequestConflict, TooLarge, TransactionClosed
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     EMPTY_LIST,
     NULL,
     ROOT_CONVERSATION,
+    Completed,
+    Completing,
     ConversationRecord,
     Edit,
     EntryRecord,
@@ -41,11 +43,12 @@ from perdure.kernel.records import (
     SubmissionStatus,
     SubmissionType,
     TaskRecord,
+    Terminal,
     check_submission_move,
     check_task_move,
     to_raw,
 )
-from perdure.kernel.storage import Batch, MailReply
+from perdure.kernel.storage import Batch, DocumentWrite, MailReply
 from perdure.kernel.transaction_documents import TransactionDocuments
 
 if TYPE_CHECKING:
@@ -53,6 +56,10 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=Document)
 I_contra = TypeVar("I_contra", contravariant=True)
+
+
+MAX_RECORD_BYTES = 64 << 20
+"""What the JSON of one record, or one write of a document, may take."""
 
 
 class TaskKind(Protocol[I_contra]):
@@ -409,6 +416,20 @@ class Transaction(TransactionDocuments):
             if mail_id in session.staged.replies or [mail.id for mail in waiting] != [mail_id]:
                 raise NotFound(f"no request {mail_id} waits in the mailbox")
 
+    def _check_sizes(self, writes: list[DocumentWrite]) -> None:
+        """Refuse what is too large for a record (rule K189)."""
+        for entry in self._entries.values():
+            _check_size(f"entry {entry.id} ({entry.kind})", len(entry.raw_messages) + len(entry.raw_data))
+        for task in self._tasks.values():
+            held = len(task.raw_input) + len(task.raw_memos) + len(task.raw_signals)
+            if not isinstance(task.state, (Completing, Terminal)):
+                held += len(task.state.raw_checkpoint)
+            elif isinstance(task.state.outcome, Completed):
+                held += len(task.state.outcome.raw_result)
+            _check_size(f"task {task.id} ({task.kind})", held)
+        for write in writes:
+            _check_size(f"document {write.record.address}", len(write.base or write.ops or b""))
+
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
         records = any((self._conversations, self._entries, self._tasks, self._submissions, self._replies))
@@ -420,6 +441,7 @@ class Transaction(TransactionDocuments):
                 raise ForkConflict(
                     f"{record.address} belongs to a conversation this transaction forks; change it in another"
                 )
+        self._check_sizes(writes)
         self._check_admission()
         session = self.session
         batch = Batch(
@@ -436,6 +458,11 @@ class Transaction(TransactionDocuments):
         )
         values = self.context.values if self.context is not None else None
         self._settled = session.stage(batch, changes, states, values)
+
+
+def _check_size(what: str, size: int) -> None:
+    if size > MAX_RECORD_BYTES:
+        raise TooLarge(what, size, MAX_RECORD_BYTES)
 
 
 Derivation = Callable[[Transaction], Awaitable[None] | None]
