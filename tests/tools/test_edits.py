@@ -128,3 +128,12 @@ def applied(text: str, patch: str) -> str:
         if line[0] in " +":
             out.append(body)
     return "".join(out + old[at:])
+
+
+def test_the_search_for_edits_is_bounded() -> None:
+    """It holds up the event loop."""
+    data = b"".join(b"line %d\n" % number for number in range(100_000))
+    edits = [Edit(f"line {number}\n", "x") for number in range(1000)]
+    with pytest.raises(FileError, match=r"1000 edits at once are too many for \d+ bytes; make 2\d\d at a time"):
+        editing.plan("file", data, edits)
+    assert len(editing.plan("file", data, edits[100:300]).starts) == 200

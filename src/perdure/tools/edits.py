@@ -17,6 +17,8 @@ from perdure.harness.environment import FileChanged, FileError
 _CONTEXT = 3
 _MAX_COMPARED = 1000
 """Lines on each side of a hunk that are compared with each other; more are shown as replaced whole."""
+_MAX_SEARCHED = 256 * 1024 * 1024
+"""Bytes that are searched for the edits of one call, each through the whole file: it is done on the event loop."""
 _MAX_PLACES = 100
 """Of a text that is not unique, so many places are counted."""
 
@@ -69,6 +71,9 @@ def plan(path: str, data: bytes, edits: Sequence[Edit]) -> EditIntent:
     """
     if not edits:
         raise FileError(path, "no edits were given")
+    if len(edits) * len(data) > _MAX_SEARCHED:
+        most = max(1, _MAX_SEARCHED // len(data))
+        raise FileError(path, f"{len(edits)} edits at once are too many for {len(data)} bytes; make {most} at a time")
     crlf = b"\r\n" in data and data.count(b"\r\n") == data.count(b"\n")
     found = [_locate(path, data, number, edit, crlf) for number, edit in enumerate(edits, 1)]
     by_place = sorted(range(len(found)), key=lambda index: found[index].start)
