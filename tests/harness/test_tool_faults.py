@@ -153,6 +153,33 @@ async def test_a_call_that_took_too_long_tells_so_beside_its_bounded_output(worl
     assert (result.code, result.data.dropped_lines, result.data.dropped_bytes) == ("timeout", 3, 6)
 
 
+async def test_a_call_that_took_too_long_and_does_not_stop_is_reported_with_its_stack_t86(world: ToolWorld) -> None:
+    stubborn = asyncio.Event()
+
+    @tool(timeout_ms=1000)
+    async def deaf() -> str:
+        """Do not listen."""
+        while not stubborn.is_set():
+            try:
+                await stubborn.wait()
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    await world.open(deaf)
+    task = await world.call("deaf")
+    await until(lambda: world.clock.sleeping > 0)
+    await world.clock.advance(2)
+    await world.clock.advance(9)
+    assert not world.reports
+    await world.clock.advance(2)
+    (report,) = world.reports
+    assert (report.type, report.task) == ("not_stopped", task)
+    assert "await stubborn.wait()" in report.message
+    stubborn.set()
+    assert (await world.result(task)).code == "timeout"
+
+
 async def test_output_of_an_aborted_call_keeps_the_limits_of_its_tool_after_a_crash(world: ToolWorld) -> None:
     @tool(output=OutputLimits(max_lines=2, keep="head"))
     async def first(call: ToolCall) -> None:

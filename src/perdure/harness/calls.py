@@ -48,6 +48,7 @@ from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.errors import RunEnded
+from perdure.tasks.invocation import stack_of
 from perdure.tasks.run import Run
 
 MAX_CRASHES: Final = 5
@@ -99,9 +100,16 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     """Installed once a session, before its task runtime is made, with what it needs of the session."""
 
     def __init__(
-        self, session: Session, *, registry: Registry, progress: ProgressWriter, environment_for: EnvironmentFor
+        self,
+        session: Session,
+        *,
+        registry: Registry,
+        progress: ProgressWriter,
+        environment_for: EnvironmentFor,
+        drain_ms: int = 10_000,
     ) -> None:
         self._session = session
+        self._drain_ms = drain_ms
         self._registry = registry
         self._progress = progress
         self._environment_for = environment_for
@@ -254,7 +262,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         for wrapper in reversed(opened.wrappers):
             call = partial(wrapper, handle, call)
         try:
-            return tool.to_result(await self._within(tool.timeout_ms, call))
+            return tool.to_result(await self._within(run, tool.timeout_ms, call))
         except _TimedOut:
             text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
             return ToolResult(text, is_error=True, code="timeout")
@@ -272,7 +280,9 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             handle.end()
             progress.close()
 
-    async def _within(self, timeout_ms: int | None, call: Callable[[], Awaitable[object]]) -> object:
+    async def _within(
+        self, run: Run[ToolInput, None, Any], timeout_ms: int | None, call: Callable[[], Awaitable[object]]
+    ) -> object:
         """Raises _TimedOut once work that took too long has stopped."""
         if timeout_ms is None:
             return await call()
@@ -285,7 +295,40 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             return work.result()
         finally:
             timer.cancel()
-            await _stop(work)
+            await self._stop(run, work)
+
+    async def _stop(self, run: Run[ToolInput, None, Any], work: asyncio.Future[object]) -> None:
+        """Cancel work and wait until it has ended, whatever becomes of the waiter; tell if that takes long (T86)."""
+        work.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        patience = asyncio.ensure_future(self._session.clock.sleep(self._drain_ms / 1000))
+        waited: set[asyncio.Future[Any]] = {work, patience}
+        while not work.done():
+            try:
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            if patience.done() and patience in waited:
+                waited.remove(patience)
+                if not work.done():
+                    self._tell_overdue(run, work)
+        patience.cancel()
+        if not work.cancelled():
+            work.exception()
+        if cancelled is not None:
+            raise cancelled
+
+    def _tell_overdue(self, run: Run[ToolInput, None, Any], work: asyncio.Future[object]) -> None:
+        stack = stack_of(work.get_coro()) if isinstance(work, asyncio.Task) else ""
+        self._session.report(
+            Report(
+                type="not_stopped",
+                message=f"{run.input.name} took too long and did not stop within {self._drain_ms} ms:\n{stack}",
+                task=run.id,
+                kind=TOOL_TASK,
+                conversation=run.conversation_id,
+            )
+        )
 
     async def _finish(
         self, run: Run[ToolInput, None, Any], result: CallResult, scoped: ScopedCall | None = None
@@ -494,18 +537,3 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
 def _tool_error(text: str) -> ToolResult:
     return ToolResult(text, is_error=True, code="tool_error")
-
-
-async def _stop(work: asyncio.Future[object]) -> None:
-    """Cancel work and wait until it has ended, whatever becomes of the waiter meanwhile."""
-    work.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait([work])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if not work.cancelled():
-        work.exception()
-    if cancelled is not None:
-        raise cancelled

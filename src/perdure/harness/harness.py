@@ -91,7 +91,13 @@ class Harness:
             progress=progress,
         )
         # Before the runtime: at the end it is told last, when no call runs any more.
-        calls = ToolTask(session, registry=self.registry, progress=progress, environment_for=self.environment_for)
+        calls = ToolTask(
+            session,
+            registry=self.registry,
+            progress=progress,
+            environment_for=self.environment_for,
+            drain_ms=drain_ms,
+        )
         self.tasks = TaskRuntime(session, task_registry, restart_limit=restart_limit, drain_ms=drain_ms)
         self.views = Views(session, self.tasks)
         self.settlements = Settlements(session, self.tasks)
