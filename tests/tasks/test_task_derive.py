@@ -88,6 +88,9 @@ class FakeHost:
     def before(self, id: int) -> TaskRecord | None:
         return self.live.get(id)
 
+    def is_live(self, id: int) -> bool:
+        return id in self.live
+
     def is_active(self, id: int) -> bool:
         return id in self.active
 
@@ -453,3 +456,47 @@ def test_T54_nobody_else_makes_a_task_terminal() -> None:
     id = host.create()
     with pytest.raises(InvalidTransition, match="T54"):
         host.put(id, state=Terminal(DONE))
+
+
+@pytest.mark.parametrize("kind", ["t.plain", "t.handler"])
+def test_T54_T72_ending_many_costs_no_more_per_task(kind: str) -> None:
+    """An owner of many is aborted: what one end costs does not grow with how many there are."""
+
+    def looks(n: int) -> float:
+        host = FakeHost()
+        owner = host.create()
+        host.active.discard(owner)
+        children = [host.create(owner=owner, kind=kind) for _ in range(n)]
+        host.active.clear()
+        count = 0
+        live_task = FakeTransaction.live_task
+
+        def counted(tx: FakeTransaction, id: int) -> TaskRecord | None:
+            nonlocal count
+            count += 1
+            return live_task(tx, id)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FakeTransaction, "live_task", counted)
+            host.abort(owner)
+            for id in children:
+                if id in host.live:
+                    host.decide(id, Aborted("x"))
+        assert isinstance(host.every[owner].state, Terminal)
+        return count / n
+
+    assert looks(400) < 1.5 * looks(40)
+
+
+def test_a_conversation_is_known_as_its_first_task_is_added(monkeypatch) -> None:
+    """However many the tree holds: it is trimmed between transactions, not amid the conversations of one."""
+    monkeypatch.setattr("perdure.tasks.ownership.FEW", 5)
+    host = FakeHost()
+    for _ in range(20):
+        tx = FakeTransaction(host)
+        for _ in range(3):
+            place = host.mint()
+            tx.new_conversations[place] = ConversationRecord(id=place, created_at=0, owner=None)
+            tx.put_task(new_task(host.mint(), place, None, "t.plain", False))
+        host.commit(tx)
+    assert len(host.live) == 60

@@ -166,16 +166,42 @@ def test_what_look_does_not_know_is_not_there(work: Work) -> None:
     assert not tree._waiters
 
 
-def test_conversations_without_tasks_are_forgotten_when_there_are_too_many(monkeypatch) -> None:
-    monkeypatch.setattr("perdure.tasks.ownership.KEPT_OWNERS", 10)
+def test_what_no_longer_stands_is_forgotten_when_there_is_much_of_it(monkeypatch) -> None:
+    """Conversations without tasks, work of transactions that were rolled back, waits that were given up."""
+    monkeypatch.setattr("perdure.tasks.ownership.FEW", 10)
     tree = WorkTree()
-    assert tree._forget_at == 10
+    live = {1000: _task(1000, 1, None), 1001: _task(1001, 1, 1000)}
     tree.add_conversation(1, None)
-    tree.add_task(_task(1000, 1, None))
-    for id in range(2, 50):
-        tree.forget_quiet()
+    for record in live.values():
+        tree.add_task(record)
+    for id in range(2, 200):
+        tree.trim(live.__contains__)
         tree.add_conversation(id, 1000)
-    assert len(tree._owners) <= 11
+        tree.add_task(_task(2000 + id, 1, 1000))
+        tree.add_task(_task(3000 + id, 1, None))
+        tree.add_wait(4000 + id, [1001], live.get)
     assert tree.knows(1)
-    assert tree.knows(49)
-    assert [record.id for record in tree.owned_by_conversation(1, {1000: _task(1000, 1, None)}.get)] == [1000]
+    assert tree.knows(199)
+    for edges in (tree._owners, tree._tasks[1], tree._children[1000], tree._waiters[1001], tree._conversations[1000]):
+        assert len(edges) <= 15
+    assert [record.id for record in tree.owned_by_conversation(1, live.get)] == [1000]
+    assert [record.id for record in tree.owned(1000, live.get)] == [1001]
+
+
+@given(works(), st.data())
+def test_T47_held_up_is_who_needs_one_of_them_to_end(work: Work, data: st.DataObject) -> None:
+    tree = work.tree()
+    for record in work.tasks.values():
+        if isinstance(record.state, Waiting):
+            tree.add_wait(record.id, record.state.on, work.tasks.get)
+    blocked = data.draw(st.lists(st.sampled_from(sorted(work.tasks)), unique=True, max_size=3)) if work.tasks else []
+    held = tree.held_up(blocked, work.tasks.get)
+    for id in work.tasks:
+        reached, todo = {id}, [id]
+        while todo:
+            for other in tree.needs(work.tasks[todo.pop()], work.tasks.get):
+                if other.id not in reached:
+                    reached.add(other.id)
+                    todo.append(other.id)
+        assert (id in held) == bool(reached & set(blocked))
+        assert id not in held or held[id] in reached & set(blocked)

@@ -67,6 +67,10 @@ class Host(Protocol):
         """The live task as the transactions staged earlier leave it."""
         ...
 
+    def is_live(self, id: int) -> bool:
+        """Whether a task is live to anybody: as of the settled commits, or with the staged ones."""
+        ...
+
     def is_active(self, id: int) -> bool:
         """Whether code of the task runs right now."""
         ...
@@ -150,7 +154,7 @@ class Derivation:
     def __call__(self, tx: Transaction) -> Awaitable[None] | None:
         if not tx.changed_tasks and not tx.new_conversations:
             return None
-        self._host.tree.forget_quiet()
+        self._host.tree.trim(self._host.is_live)
         candidate = _Candidate(self._host, tx)
         if self._unknown(tx):
             return self._go_on(candidate)

@@ -112,8 +112,8 @@ class Invocation:
             if self.stopping or _cancelled_from_outside():
                 raise
             error = cancelled
-        except (KeyboardInterrupt, SystemExit):
-            raise  # meant for the process, and taken there by asyncio itself
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise  # meant for the process, or for this coroutine
         except BaseException as raised:  # the task's own code: its failure is the task's (rule T19)
             error = raised
         finally:

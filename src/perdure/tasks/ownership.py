@@ -15,8 +15,8 @@ from perdure.kernel.records import TaskRecord, Waiting
 Look: TypeAlias = Callable[[int], TaskRecord | None]
 """The live task of an id, or None if it is terminal or unknown."""
 
-KEPT_OWNERS = 20_000
-"""Owners of conversations kept in memory; beyond that, those without tasks are forgotten."""
+FEW = 20_000
+"""Edges that may be added before it is asked which of them still stand."""
 
 
 class WorkTree:
@@ -33,13 +33,15 @@ class WorkTree:
         """Conversation -> the task that owns it."""
         self._waiters: dict[int, set[int]] = {}
         """Task -> tasks that wait for it."""
-        self._forget_at = KEPT_OWNERS
+        self._added = 0
+        self._trim_at = FEW
 
     # --- keeping it --------------------------------------------------------------------------------------------
 
     def add_conversation(self, id: int, owner: int | None) -> None:
         if id in self._owners:
             return
+        self._added += 1
         self._owners[id] = owner
         if owner is not None:
             self._conversations.setdefault(owner, set()).add(id)
@@ -49,6 +51,7 @@ class WorkTree:
 
     def add_task(self, record: TaskRecord) -> None:
         assert record.conversation_id in self._owners, "a task's conversation is added first"
+        self._added += 1
         if record.owner is None:
             self._tasks.setdefault(record.conversation_id, set()).add(record.id)
         else:
@@ -58,7 +61,10 @@ class WorkTree:
         """The waiter waits for those of the named tasks that are live."""
         for id in on:
             if look(id) is not None:
-                self._waiters.setdefault(id, set()).add(waiter)
+                waiters = self._waiters.setdefault(id, set())
+                if waiter not in waiters:
+                    self._added += 1
+                    waiters.add(waiter)
 
     def forget_task(self, record: TaskRecord) -> None:
         """A task is terminal, for good."""
@@ -72,15 +78,25 @@ class WorkTree:
         self._conversations.pop(record.id, None)
         self._waiters.pop(record.id, None)
 
-    def forget_quiet(self) -> None:
-        """Forget conversations without tasks if there are too many. Not while a transaction is being worked on."""
-        if len(self._owners) < self._forget_at:
+    def trim(self, live: Callable[[int], bool]) -> None:
+        """Forget what no longer stands: work of transactions that were rolled back, waits that were given up,
+        conversations without tasks. Looks once as much was added as is kept. Not amid a transaction's records: those
+        are not live yet.
+        """
+        if self._added < self._trim_at:
             return
-        for id in [id for id in self._owners if id not in self._tasks]:
-            owner = self._owners.pop(id)
-            if owner is not None and owner in self._conversations:
-                self._conversations[owner].discard(id)
-        self._forget_at = max(KEPT_OWNERS, 2 * len(self._owners))
+        for edges in (self._tasks, self._children, self._waiters):
+            for id, others in list(edges.items()):
+                edges[id] = {other for other in others if live(other)}
+                if not edges[id]:
+                    del edges[id]
+        self._owners = {id: owner for id, owner in self._owners.items() if id in self._tasks}
+        self._conversations = {}
+        for id, owner in self._owners.items():
+            if owner is not None:
+                self._conversations.setdefault(owner, set()).add(id)
+        kept = sum(len(others) for edges in (self._tasks, self._children, self._waiters) for others in edges.values())
+        self._added, self._trim_at = 0, FEW + kept
 
     # --- upwards -----------------------------------------------------------------------------------------------
 

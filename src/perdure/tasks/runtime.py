@@ -130,6 +130,10 @@ class TaskRuntime:
         """The live task as the transactions staged so far leave it."""
         return self.session.live.staged.get(id)
 
+    def is_live(self, id: int) -> bool:
+        live = self.session.live
+        return id in live.settled or id in live.staged
+
     def is_active(self, id: int) -> bool:
         return id in self.invocations
 

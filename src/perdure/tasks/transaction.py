@@ -176,6 +176,8 @@ class RunTransaction(Transaction, Generic[O]):
         """
         self._not_aborting("wait")
         named = tuple(dict.fromkeys(on))
+        if any(type(id) is not int for id in named):
+            raise InvalidMove("a wait names tasks by their ids, which are ints")
         if len(named) > MAX_WAITED:
             raise InvalidMove(f"a wait names at most {MAX_WAITED} tasks, not {len(named)}")
         name, raw = self._at(then, checkpoint)

@@ -53,6 +53,8 @@ class Waits:
         try:
             return await bounded(wait.future, context)
         finally:
+            if wait.future.done() and not wait.future.cancelled():
+                wait.future.exception()  # seen, or of no interest any more
             waits.pop(wait, None)  # pyright: ignore[reportArgumentType, reportCallIssue]
             if task is not None and not waits:
                 self._of_task.pop(task, None)
