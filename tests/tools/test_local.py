@@ -1,4 +1,4 @@
-"""Commands of the local environment: stopped means gone, nothing hangs, output is exact (rules T90, T91 and H115)."""
+"""Commands of the local environment: stopped means gone, nothing hangs (rules T90, T91 and H115)."""
 
 from __future__ import annotations
 
@@ -6,118 +6,30 @@ import asyncio
 import contextlib
 import errno
 import os
-import select
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from local_kit import (
+    DAEMONS,
+    Until,
+    alive,
+    cancel_when_ready,
+    kill_and_see_gone,
+    pids,
+    see_gone,
+    time_out_when_ready,
+)
 
-from perdure.harness.environment import CommandNotStarted, ExecResult, PathEscapes, ProcessesRemain
-from perdure.tools import command, processes, spills
+from perdure.harness.environment import CommandNotStarted, ProcessesRemain
+from perdure.tools import processes
 from perdure.tools.local import LocalEnvironment
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-
-# Children that leave in the known ways; each writes its pid. "ready" is printed when all have.
-DAEMONS = """
-keep() { echo $$ > $1.tmp; mv $1.tmp $1.pid; exec sleep 600; }
-export -f keep
-keep_in=$(pwd)
-sleep 600 & echo $! > plain.pid
-bash -c 'keep session' & true
-setsid bash -c 'keep setsid' &
-(setsid nohup bash -c 'keep double' > /dev/null 2>&1 &)
-setsid bash -c "(cd / && exec bash -c 'cd '$keep_in' && keep third') & exit" &
-while [ $(ls *.pid | wc -l) -lt 5 ]; do sleep 0.02; done
-echo ready
-"""
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    work = tmp_path / "work"
-    work.mkdir()
-    return work
-
-
-@pytest.fixture
-def env(work: Path, tmp_path: Path) -> LocalEnvironment:
-    return LocalEnvironment(work, output_dir=tmp_path / "outputs", grace_ms=200)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def pids(work: Path) -> dict[str, int]:
-    return {path.stem: int(path.read_text()) for path in work.glob("*.pid")}
-
-
-def kill_and_see_gone(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    see_gone(pid)
-
-
-def see_gone(pid: int) -> None:
-    """It was killed and needs a moment to end."""
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
-        try:
-            select.select([handle], [], [])
-        finally:
-            os.close(handle)
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-class Until:
-    """An ``on_output`` that tells when a word has come."""
-
-    def __init__(self, word: bytes = b"ready") -> None:
-        self.seen = asyncio.Event()
-        self.output = b""
-        self._word = word
-
-    def __call__(self, chunk: bytes) -> None:
-        self.output += chunk
-        if self._word in self.output:
-            self.seen.set()
-
-
-async def cancel_when_ready(env: LocalEnvironment, script: str, *, times: int = 1) -> asyncio.Task[ExecResult]:
-    until = Until()
-    task = asyncio.create_task(env.exec(script, on_output=until))
-    seen = asyncio.create_task(until.seen.wait())
-    await asyncio.wait({task, seen}, return_when=asyncio.FIRST_COMPLETED)
-    seen.cancel()
-    for _ in range(times):
-        task.cancel()
-        await asyncio.sleep(0)
-    await asyncio.wait({task})
-    return task
-
-
-async def time_out_when_ready(env: LocalEnvironment, script: str) -> ExecResult:
-    """Run into a time-out that was long enough for the script to get ready."""
-    for timeout_ms in (500, 4000, 30_000):
-        result = await env.exec(script, timeout_ms=timeout_ms)
-        assert result.timed_out
-        if b"ready" in result.output:
-            return result
-    raise AssertionError("the script never got ready")
 
 
 # --- how commands end ------------------------------------------------------------------------------------------
@@ -293,175 +205,6 @@ async def test_commands_run_side_by_side(env: LocalEnvironment) -> None:
     wait = "touch {0}; while [ ! -e {1} ]; do sleep 0.02; done; echo {0}"
     results = await asyncio.gather(env.exec(wait.format("a", "b")), env.exec(wait.format("b", "a")))
     assert [result.output for result in results] == [b"a\n", b"b\n"]
-
-
-# --- output ----------------------------------------------------------------------------------------------------
-
-
-async def test_opening_standard_error_by_name_wipes_nothing(env: LocalEnvironment) -> None:
-    result = await env.exec("echo one; echo two > /dev/stderr; echo three > /dev/stdout; echo four")
-    assert result.output == b"one\ntwo\nthree\nfour\n"
-
-
-async def test_a_command_may_close_its_output_and_go_on(env: LocalEnvironment, work: Path) -> None:
-    result = await env.exec("echo out; exec > /dev/null 2>&1; sleep 0.05; touch finished; exit 6")
-    assert (result.exit_code, result.output) == (6, b"out\n")
-    assert (work / "finished").exists()
-
-
-async def test_output_is_bytes_as_they_came(env: LocalEnvironment) -> None:
-    until = Until()
-    result = await env.exec(r"printf '\377\376\000\303'", on_output=until)
-    assert result.output == until.output == b"\xff\xfe\x00\xc3"
-
-
-async def test_a_small_output_is_kept_nowhere(env: LocalEnvironment, tmp_path: Path) -> None:
-    result = await env.exec("seq 1000")
-    assert (result.output_path, result.output_kept) == (None, 0)
-    assert not (tmp_path / "outputs").exists()
-
-
-async def test_a_large_output_is_counted_exactly_kept_and_bounded_in_memory(
-    env: LocalEnvironment, tmp_path: Path
-) -> None:
-    size, lines = 30_000_000, 0
-
-    def count(chunk: bytes) -> None:
-        nonlocal lines
-        lines += chunk.count(b"\n")
-
-    tracemalloc.start()
-    try:
-        result = await env.exec(f"yes 123456789 | head -c {size}", on_output=count)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 6_000_000
-    assert (result.output_bytes, result.output_kept, lines) == (size, size, size // 10)
-    assert result.output == (b"123456789\n" * 6554)[-command.INLINE_OUTPUT :]
-    assert result.output_path is not None
-    path = Path(result.output_path)
-    assert path.parent == tmp_path / "outputs"
-    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
-    # A confined environment reads it, too.
-    assert await env.read_file(result.output_path) == b"123456789\n" * (size // 10)
-    assert await env.stat(result.output_path) is not None
-
-
-async def test_what_is_kept_of_one_output_is_bounded(env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spills, "MAX_FILE", 100_000)
-    result = await env.exec("seq 1 50000")
-    assert result.output_bytes > 200_000
-    assert result.output_kept == 100_000
-    assert result.output_path is not None
-    expected = "".join(f"{number}\n" for number in range(1, 50001)).encode()
-    assert await env.read_file(result.output_path) == expected[:100_000]
-    assert expected.endswith(result.output)
-
-
-async def test_old_outputs_are_reclaimed(
-    env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spills, "MAX_FILES", 3)
-    paths = [(await env.exec("seq 1 20000")).output_path for _ in range(5)]
-    kept = sorted(str(path) for path in (tmp_path / "outputs").iterdir())
-    assert len(kept) == 3
-    assert paths[-1] in kept
-    assert set(kept) <= set(paths)
-
-
-async def test_only_kept_outputs_are_reclaimed_and_read(
-    env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The directory may be one where others keep files, too."""
-    monkeypatch.setattr(spills, "MAX_FILES", 1)
-    outputs = tmp_path / "outputs"
-    outputs.mkdir()
-    for name in ("app.log", "output-2024.log"):
-        (outputs / name).write_text("theirs")
-        os.utime(outputs / name, (1, 1))
-    for _ in range(3):
-        await env.exec("seq 1 20000")
-    assert {"app.log", "output-2024.log"} < set(os.listdir(outputs))
-    assert len(os.listdir(outputs)) == 3
-    for name in ("app.log", "output-2024.log", ".", "../secret"):
-        with pytest.raises(PathEscapes):
-            await env.read_file(f"{outputs}/{name}")
-
-
-async def test_reading_outside_makes_no_place_for_outputs(env: LocalEnvironment, tmp_path: Path) -> None:
-    """And is refused as such, also where outputs cannot be kept."""
-    with pytest.raises(PathEscapes):
-        await env.read_file("/etc/passwd")
-    assert not (tmp_path / "outputs").exists()
-    (tmp_path / "outputs").write_text("not a directory")
-    for path in ("/etc/passwd", f"{tmp_path}/outputs/output-0123456789abcdef.log"):
-        with pytest.raises(PathEscapes):
-            await env.stat(path)
-
-
-async def test_outputs_whose_directory_was_swept_away_fail_nothing(
-    env: LocalEnvironment, work: Path, tmp_path: Path
-) -> None:
-    """As temporary directories are, also while a command runs."""
-    until = Until(b"\n19999\n")
-    running = asyncio.create_task(env.exec("seq 1 20000; while [ ! -e go ]; do sleep 0.02; done", on_output=until))
-    await until.seen.wait()
-    while not os.listdir(tmp_path / "outputs"):
-        await asyncio.sleep(0.01)
-    shutil.rmtree(tmp_path / "outputs")
-    (work / "go").touch()
-    assert (await running).exit_code == 0
-    result = await env.exec("seq 1 20000")
-    assert result.output_path is not None
-    assert len(await env.read_file(result.output_path)) == result.output_bytes
-
-
-async def test_a_disk_that_hangs_does_not_keep_commands_from_being_ended(
-    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """T90: not even when as many outputs wait for it as there are threads."""
-    loop, go_on, four = asyncio.get_running_loop(), threading.Event(), asyncio.Semaphore(0)
-    real = spills.Spill.write
-
-    def write(self: spills.Spill, data: bytes) -> None:
-        loop.call_soon_threadsafe(four.release)
-        go_on.wait()
-        real(self, data)
-
-    monkeypatch.setattr(spills.Spill, "write", write)
-    until = Until()
-    task = asyncio.create_task(env.exec("echo $$ > self.pid; echo ready; sleep 600", on_output=until))
-    await until.seen.wait()
-    hanging = [asyncio.create_task(env.exec("seq 1 20000")) for _ in range(4)]
-    try:
-        for _ in range(4):
-            await four.acquire()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-        assert not alive(pids(work)["self"])
-    finally:
-        go_on.set()
-    await asyncio.gather(*hanging)
-
-
-async def test_an_output_that_cannot_be_kept_fails_nothing(env: LocalEnvironment, tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("not a directory")
-    result = await env.exec("seq 1 20000; exit 2")
-    assert (result.exit_code, result.output_path, result.output_kept) == (2, None, 0)
-    assert result.output.endswith(b"\n20000\n")
-
-
-def test_the_default_place_of_outputs_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spills.tempfile, "tempdir", str(tmp_path))
-    own = spills.Spills(None, "work").directory
-    assert own == spills.Spills(None, "work").directory
-    assert stat.S_IMODE(os.stat(own).st_mode) == 0o700
-    os.chmod(own, 0o777)
-    other = spills.Spills(None, "work").directory
-    assert other != own
-    assert stat.S_IMODE(os.stat(other).st_mode) == 0o700
 
 
 # --- surroundings ----------------------------------------------------------------------------------------------

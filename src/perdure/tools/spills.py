@@ -17,6 +17,9 @@ MAX_TOTAL = 512 * 1024 * 1024
 """Bytes of all outputs together, beyond which the oldest go."""
 _NAME = re.compile(r"output-[0-9a-f]{16}\.log")
 
+_open: set[str] = set()
+"""Outputs that are being written, in every directory: several environments may keep theirs in one."""
+
 
 class Spill:
     """One output's file. Writing never fails: what a full disk or the bound does not take is not kept."""
@@ -56,7 +59,6 @@ class Spills:
         self._given = directory
         self._workspace = workspace
         self._directory: str | None = None
-        self._open: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -77,31 +79,15 @@ class Spills:
     def create(self) -> Spill:
         path = os.path.join(self.directory, f"output-{secrets.token_hex(8)}.log")
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with self._lock:
-            self._open.add(path)
+        _open.add(path)
         return Spill(path, file)
 
     def close(self, spill: Spill) -> None:
         """Close one output's file and reclaim what is over the bounds. Files of others are left alone."""
         spill.close()
-        with self._lock:
-            self._open.discard(spill.path)
-            busy = set(self._open)
-        found: list[tuple[int, int, str]] = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(os.path.dirname(spill.path)) as entries:
-            for entry in entries:
-                if entry.path in busy or not _NAME.fullmatch(entry.name):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    info = entry.stat(follow_symlinks=False)
-                    found.append((info.st_mtime_ns, info.st_size, entry.path))
-        found.sort(reverse=True)
-        total = 0
-        for number, (_, size, path) in enumerate(found, 1):
-            total += size
-            if path != spill.path and (number > MAX_FILES or total > MAX_TOTAL):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+        _open.discard(spill.path)
+        with contextlib.suppress(OSError):  # It was swept away, or may no longer be changed.
+            _reclaim(spill.path)
 
     def _make(self) -> str:
         if self._given is not None:
@@ -115,6 +101,23 @@ class Spills:
             if not _is_private(directory):  # Somebody else's: nothing of ours goes there.
                 return tempfile.mkdtemp(prefix="perdure-output-")
         return os.path.realpath(path)
+
+
+def _reclaim(newest: str) -> None:
+    found: list[tuple[int, int, str]] = []
+    with os.scandir(os.path.dirname(newest)) as entries:
+        for entry in entries:
+            if entry.path not in _open and _NAME.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    info = entry.stat(follow_symlinks=False)
+                    found.append((info.st_mtime_ns, info.st_size, entry.path))
+    found.sort(reverse=True)
+    total = 0
+    for number, (_, size, path) in enumerate(found, 1):
+        total += size
+        if path != newest and (number > MAX_FILES or total > MAX_TOTAL):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def _is_private(directory: str) -> bool:
