@@ -138,6 +138,16 @@ async def test_a_path_that_sqlite_cannot_take_is_refused_untouched(name: str, tm
     assert os.listdir(path.parent) == ([] if path.parent != tmp_path else ["store.db", "store.db.lock"])
 
 
+async def test_a_path_that_the_system_writes_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a locale that is not UTF-8 SQLite would look for another file."""
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode("latin-1"))
+    with pytest.raises(StorageError, match="PYTHONUTF8=1"):
+        await opened(tmp_path / "caf\u00e9.db")
+    await (await opened(tmp_path / "cafe.db")).storage.close()
+
+
 async def test_the_longest_path_that_is_taken_works(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 200)
     directory.mkdir()

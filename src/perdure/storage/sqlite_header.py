@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections import Counter
 from contextlib import suppress
 from threading import Lock
@@ -38,11 +39,7 @@ def examine(path: str) -> bool:
     Raises StorageFormatError (foreign, newer), StorageCorrupt (empty, truncated, lost but for its log), StorageError
     (unreadable, a path that no store can have).
     """
-    try:
-        if len(path.encode()) > MAX_PATH:
-            raise StorageError(f"{path}: the path of a store is at most {MAX_PATH} bytes long; choose a shorter one")
-    except UnicodeEncodeError:
-        raise StorageError(f"{path!r}: the path of a store is UTF-8, which this is not; rename it") from None
+    _check_path(path)
     try:
         with guard:
             found = os.stat(path)
@@ -66,6 +63,21 @@ def examine(path: str) -> bool:
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error.strerror})") from error
     return True
+
+
+def _check_path(path: str) -> None:
+    """SQLite takes paths of a bounded length and in UTF-8, whatever the system's encoding is."""
+    try:
+        known = os.fsencode(path) == path.encode()
+    except UnicodeEncodeError:
+        known = False
+    if not known:
+        raise StorageError(
+            f"{path!r}: the path of a store is UTF-8, which this is not in the encoding {sys.getfilesystemencoding()}; "
+            "rename it, or run Python with PYTHONUTF8=1"
+        )
+    if len(path.encode()) > MAX_PATH:
+        raise StorageError(f"{path}: the path of a store is at most {MAX_PATH} bytes long; choose a shorter one")
 
 
 def check_format(path: str, application: int, version: int) -> None:
