@@ -15,7 +15,7 @@ from perdure.harness.messages import AssistantMessage, Text, Thinking, ToolCallP
 from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta
 from perdure.harness.registry import Extension, PromptSection
 from perdure.storage.memory import MemoryStorage
-from perdure.testing.model import ScriptedModel, say
+from perdure.testing.model import ScriptedModel, fail, say
 
 untyped: Any = AssistantMessage
 USED = Usage(input=7, output=3)
@@ -119,3 +119,24 @@ async def test_a_prompt_section_that_is_no_text_is_reported_and_skipped_h132(tex
         submission = await (await harness.root()).submit("hi")
         assert (await submission.answer()).text == "hi"
     assert {report.type for report in reports} == {"section_failed"}
+
+
+async def test_a_default_that_raises_is_none_h19() -> None:
+    class NoDefault(Odd):
+        @property
+        def default(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+            raise ValueError("there is none")
+
+    reports: Reports = []
+    async with harness_of(NoDefault(None), reports) as harness:
+        submission = await (await harness.root()).submit("hi")
+        assert (await submission.wait()).reason == "no_model"
+    assert {report.type for report in reports} == {"model_adapter_failed"}
+
+
+async def test_what_a_provider_says_of_a_failure_is_bounded() -> None:
+    async with opened(ScriptedModel(fail("other", "no " * 1_000_000))) as harness:
+        root = await harness.root()
+        settled = await (await root.submit("hi")).wait()
+        assert len(settled.detail or "") < 3_000
+        assert sum(len(entry.raw_messages) for entry in await root.entries()) < 5_000

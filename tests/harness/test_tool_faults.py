@@ -83,8 +83,13 @@ async def exits_on_the_loop() -> str:
     sys.exit(3)
 
 
-@pytest.mark.parametrize("function", [exits, stops, mute, exits_on_the_loop])
-async def test_whatever_a_tool_raises_is_its_result(world: ToolWorld, function: Callable[[], str]) -> None:
+def shows_no_text(call: ToolCall) -> None:
+    untyped: Any = 5
+    call.output(untyped)
+
+
+@pytest.mark.parametrize("function", [exits, stops, mute, exits_on_the_loop, shows_no_text])
+async def test_whatever_a_tool_raises_is_its_result(world: ToolWorld, function: Callable[..., object]) -> None:
     await world.open(tool(name="raises")(function))
     result = await world.run("raises")
     assert (result.code, world.session.failed) == ("tool_error", None)

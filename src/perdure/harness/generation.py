@@ -57,6 +57,8 @@ _log = logging.getLogger("perdure")
 
 MOST_CALLS = 500
 """In one answer; one with more is refused like a malformed one."""
+MOST_WORDS = 2_000
+"""Characters of what a provider says of a failure: they are kept with the attempt and with every input of the run."""
 MOST_PREPARES = 3
 """How often a history that left memory between its loading and its use is loaded again."""
 ORPHANED: dict[str, UnansweredReason] = {
@@ -231,7 +233,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     ) -> Next[None]:
         """Sleep and prepare again, or end the run (rules H72 to H74)."""
         error, host = failure.error, self._host
-        said = _text(str(error))
+        said = _text(str(error)[:MOST_WORDS])
         words = f"{error.code}: {said}"
         delay: int | None = None
         if error.retryable:

@@ -135,6 +135,8 @@ class ToolCall:
 
         If the tool returns None, this output is its result.
         """
+        if not isinstance(text, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+            raise TypeError(f"output is a text or bytes, not {type(text).__name__}")
         self._apply(lambda: self.stream.add_output(text))
 
     def details(self, value: JsonValue) -> None:

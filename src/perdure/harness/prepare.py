@@ -113,7 +113,11 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
 def _model(host: Host, agent: Agent, conversation_id: int) -> str | NoModel:
     if host.models is None:
         return NoModel("the harness was opened without models")
-    model = agent.model or host.models.default
+    try:
+        model = agent.model or host.models.default
+    except Exception as error:  # an adapter's own code
+        _report(host, "model_adapter_failed", "the models' default raised", conversation_id, error)
+        model = None
     if model is None:
         return NoModel("the conversation's agent names no model, and the harness has no default")
     if not _reaches(host, model, conversation_id):
