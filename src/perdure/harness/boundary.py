@@ -28,10 +28,6 @@ class Placement:
     ends_run: bool
     """A reset came at the boundary after tools: it acts as the final one, the run's inputs end ``reset``."""
 
-    @property
-    def empty(self) -> bool:
-        return not self.writes and not self.inputs
-
 
 def plan(items: Sequence[InboxItem], boundary: Boundary, *, steer: Take, follow_up: Take) -> Placement:
     """What ``boundary`` takes from a queue that is in id order."""

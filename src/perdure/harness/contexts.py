@@ -100,11 +100,6 @@ class Contexts:
                 if len(held.pending) > MOST_PENDING and not held.loading:
                     self._drop(entry.conversation_id)
 
-    def known(self, conversation_id: int) -> bool:
-        """Whether the conversation can be prepared without reading its history."""
-        held = self._held.get(conversation_id)
-        return held is not None and not held.loading
-
     def shown(self, tx: Transaction, conversation_id: int) -> tuple[Shown, int] | None:
         """The sections a transaction sees shown, and the newest entry it sees; None: ``load`` first.
 

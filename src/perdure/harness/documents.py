@@ -160,9 +160,6 @@ SYSTEM = "pi.system"
 TOOL_RESULT = "pi.tool-result"
 RESET = "pi.reset"
 
-RESERVED = "pi."
-"""Kinds beginning so are the package's own; an application's may not."""
-
 
 # --- inputs of built-in tasks -------------------------------------------------------------------------------
 

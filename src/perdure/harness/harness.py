@@ -26,6 +26,7 @@ from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Extension, Registry, Setup
 from perdure.harness.runs import final_boundary, start_run
+from perdure.harness.scopes import EnvironmentFor
 from perdure.harness.settings import AfterFailure, RetryPolicy, Settings, Take
 from perdure.harness.submission import Settlements, Submission
 from perdure.harness.usage import UsageSummary, summed
@@ -42,9 +43,6 @@ from perdure.kernel.transaction import Transaction
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.registry import TaskRegistry
 from perdure.tasks.runtime import TaskRuntime
-
-EnvironmentOf = Callable[[int], ExecutionEnvironment | None]
-"""The execution environment of a conversation, by its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Harness:
         *,
         settings: Settings,
         models: Models | None,
-        environment: ExecutionEnvironment | EnvironmentOf | None,
+        environment: ExecutionEnvironment | EnvironmentFor | None,
         setup: Setup | None,
         restart_limit: int,
         drain_ms: int,
@@ -115,7 +113,7 @@ class Harness:
         *,
         models: Models | str | None = None,
         extensions: Sequence[Extension] = (),
-        environment: ExecutionEnvironment | EnvironmentOf | None = None,
+        environment: ExecutionEnvironment | EnvironmentFor | None = None,
         setup: Setup | None = None,
         instructions: str = "",
         steer: Take = "all",

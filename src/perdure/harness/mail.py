@@ -12,8 +12,8 @@ and one that was posted to a closed store is done at the next open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from perdure.harness.harness import Harness
 
 PAGE = 100
-Sequenced: TypeAlias = Sequence[UserPart]
 
 
 class InputMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
