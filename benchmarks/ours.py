@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-
 from common import ANSWER, BODY, DELTA, QUESTION, Meter, main
 from perdure import Conversation, Document, Entry, Extension, Harness, Session, SqliteStorage, tool
 from perdure.harness.documents import ASSISTANT, USER
