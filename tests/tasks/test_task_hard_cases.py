@@ -13,7 +13,7 @@ from task_world import ROOT, World, settle
 
 from perdure.kernel.errors import SessionClosed
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import Aborted, Completed, Completing, Faulted, Orphaned, TaskRecord
+from perdure.kernel.records import Aborted, Completed, Completing, Failed, Faulted, Orphaned, TaskRecord
 from perdure.kernel.transaction import Transaction
 from perdure.tasks import Next, Run, StoredTask, Task, WorkBlocked
 from perdure.tasks.inspect import Wake
@@ -166,6 +166,31 @@ class TestCleanUps:
             await world.runtime.abort_conversation(where)
             assert isinstance(await world.outcome(id), Aborted)
 
+    async def test_T60_a_clean_up_makes_nothing_in_the_name_of_who_commits(self, world: World) -> None:
+        """The commit that ends the task may be its owner's own: what the clean-up makes is not the owner's."""
+        made: list[int] = []
+
+        class Below(Task[None, None], kind="t.below"):
+            async def start(self, run: Run[None, None, None]) -> Next[None]:
+                async with run.commit() as tx:
+                    return tx.wait_signal("never", self.start, None)
+
+            def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
+                made.append(tx.create_task(Hang, "x", conversation=ROOT).id)
+
+        class Fails(Task[None, None], kind="t.fails"):
+            async def start(self, run: Run[None, None, None]) -> Next[None]:
+                async with run.commit() as tx:
+                    tx.create_task(Below, None)
+                await settle()
+                async with run.commit() as tx:
+                    return tx.fail("failed", "by its own word")
+
+        async with world.open(Below, Fails, Hang):
+            outcome = await world.runtime.wait(await world.create(Fails))
+            assert isinstance(outcome, Failed)
+            assert (await world.task(made[0])).owner is None
+
     async def test_T60_a_signal_a_clean_up_sends_is_heard(self, world: World) -> None:
         class Sends(Task[int, None], kind="t.sends"):
             async def start(self, run: Run[int, None, None]) -> Next[None]:
@@ -240,6 +265,24 @@ class TestClosing:
 
 
 class TestBlockedAndAborted:
+    async def test_T47_work_that_blocks_in_the_commit_that_ends_what_is_waited_for(self, world: World) -> None:
+        class Other(Hang, kind="t.other"):
+            pass
+
+        async with world.open(Hang, Other):
+            blocked, ends = await world.create(Other, "x"), await world.create(Hang, "x")
+            await settle()
+            world.registry.remove("t.other")
+            wait = asyncio.ensure_future(world.runtime.wait(ends))
+            await settle()
+            async with world.session.commit() as tx:
+                await world.runtime.put_signal(tx, blocked, "go", None)
+                record = tx.live_task(ends)
+                assert record is not None
+                tx.put_task(structs.replace(record, state=Completing(Completed())))
+            assert world.runtime.blocked(blocked) == "missing_task"
+            assert await wait == Completed()
+
     async def test_T49_a_marked_task_is_due_whatever_it_waited_for(self, world: World) -> None:
         class Handles(Hang, kind="t.handles"):
             async def on_abort(self, run: Run[str, str, object]) -> Next[str]:

@@ -135,7 +135,8 @@ class Task(Generic[I, O]):
         """Called in the commit that ends the task, if its outcome is not its own code's word (rule T60).
 
         That is: faulted, orphaned, or aborted without ``on_abort``. ``record`` is already terminal. May be async.
-        What it raises is reported, and the task ends all the same.
+        What it raises is reported, and the task ends all the same. Name the conversation of what you append or create:
+        the commit may be anybody's. New work needs an owner that may have some, or the whole commit is refused (T52).
         """
         return None
 

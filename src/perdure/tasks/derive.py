@@ -326,6 +326,7 @@ class _Candidate:
 
     async def clean_up(self) -> None:
         cleanups, self.cleanups = self.cleanups, []
+        self.tx.default_owner = None  # whoever happens to commit does not own what is made here
         for task, record in cleanups:
             try:
                 more = task.cleanup(self.tx, record)

@@ -331,17 +331,17 @@ class TaskRuntime:
         tasks = settled.batch.tasks
         if not tasks:
             return
-        ended: list[int] = []
+        # What has ended comes first: looking at the others may stir waits for it.
+        ended = [record.id for record in tasks if not record.live]
+        for record in tasks:
+            if not record.live:
+                self.tree.forget_task(record)
+                self.blocked_tasks.pop(record.id, None)
+                self._ended[record.id] = record
         for record in tasks:
             if record.live:
                 self._alarm.set(record)
                 self._consider(record)
-            else:
-                ended.append(record.id)
-                self.tree.forget_task(record)
-                self.blocked_tasks.pop(record.id, None)
-                self._ended[record.id] = record
-                self._ended.move_to_end(record.id)
         if ended:
             self._look_above(tasks)
             self.waits.ended(ended)
