@@ -166,6 +166,24 @@ class TestCleanUps:
             await world.runtime.abort_conversation(where)
             assert isinstance(await world.outcome(id), Aborted)
 
+    async def test_T60_K133_a_clean_up_that_meets_a_cancelled_future_ends_its_task(self, world: World) -> None:
+        class Unlucky(Task[None, None], kind="t.unlucky"):
+            async def start(self, run: Run[None, None, None]) -> Next[None]:
+                async with run.commit() as tx:
+                    return tx.wait_signal("never", self.start, None)
+
+            def cleanup(self, tx: Transaction, record: TaskRecord) -> Awaitable[None]:
+                future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                future.cancel()
+                return future
+
+        async with world.open(Unlucky):
+            id = await world.create(Unlucky)
+            await settle()
+            await world.runtime.abort_task(id)
+            assert isinstance(await world.outcome(id), Aborted)
+            assert [report.task for report in world.reported("cleanup_failed")] == [id]
+
     async def test_T60_a_clean_up_makes_nothing_in_the_name_of_who_commits(self, world: World) -> None:
         """The commit that ends the task may be its owner's own: what the clean-up makes is not the owner's."""
         made: list[int] = []

@@ -38,7 +38,7 @@ from perdure.kernel.records import (
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.blocking import Blocked
-from perdure.tasks.errors import OwnerEnded
+from perdure.tasks.errors import OwnerEnded, is_own_failure
 from perdure.tasks.ownership import Look, WorkTree
 from perdure.tasks.registry import AnyTask
 from perdure.tasks.values import stored_value
@@ -332,7 +332,10 @@ class _Candidate:
                 more = task.cleanup(self.tx, record)
                 if isawaitable(more):
                     await more
-            except Exception as error:  # the task's own code: the task ends all the same
+            except BaseException as error:
+                if not is_own_failure(error):
+                    raise
+                # The task's own code: the task ends all the same.
                 self.host.report(
                     Report(
                         type="cleanup_failed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -29,6 +30,17 @@ def error_text(error: BaseException) -> str:
     except Exception as worse:  # the user's code again
         text = f"{name}, whose text cannot be made: {type(worse).__name__}"
     return text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
+
+
+def is_own_failure(error: BaseException) -> bool:
+    """Whether user code failed by itself: it was not its asyncio task that was cancelled, nor the process told to end.
+
+    To be asked where the error was caught.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() == 0
+    return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
 class TaskDefinitionError(PerdureError, TypeError):

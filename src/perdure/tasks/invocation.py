@@ -15,7 +15,7 @@ from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.blocking import Blocked, Fit
 from perdure.tasks.derive import Host, decided, stood_down
-from perdure.tasks.errors import NoProgress, error_text
+from perdure.tasks.errors import NoProgress, error_text, is_own_failure
 from perdure.tasks.run import Run
 
 if TYPE_CHECKING:
@@ -108,14 +108,10 @@ class Invocation:
         error: BaseException | None = None
         try:
             await getattr(run.fit.task, self.phase)(run)
-        except asyncio.CancelledError as cancelled:
-            if self.stopping or _cancelled_from_outside():
+        except BaseException as raised:
+            if not is_own_failure(raised) or (self.stopping and isinstance(raised, asyncio.CancelledError)):
                 raise
-            error = cancelled
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise  # meant for the process, or for this coroutine
-        except BaseException as raised:  # the task's own code: its failure is the task's (rule T19)
-            error = raised
+            error = raised  # the task's own code: its failure is the task's (rule T19)
         finally:
             run.ended = "its phase has ended"
         if not run.moved and error is None:
@@ -157,12 +153,6 @@ class Invocation:
 
     def _commit(self, conversation_id: int) -> Transaction:
         return Transaction(self._host.session, conversation_id=conversation_id, by_task=self.id)
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether somebody cancelled the running asyncio task, as opposed to a CancelledError its code came by."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 # The objects a suspended coroutine waits for have no common type.

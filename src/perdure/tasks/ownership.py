@@ -131,13 +131,11 @@ class WorkTree:
         for conversation_id in self._conversations.get(task_id, ()):
             yield from self.owned_by_conversation(conversation_id, look)
 
-    def owned_by_conversation(
-        self, conversation_id: int, look: Look, *, background: bool = False
-    ) -> Iterator[TaskRecord]:
-        """The live tasks a conversation owns itself; background ones only if asked for."""
+    def owned_by_conversation(self, conversation_id: int, look: Look) -> Iterator[TaskRecord]:
+        """The live ordinary tasks a conversation owns itself."""
         for id in self._tasks.get(conversation_id, ()):
             record = look(id)
-            if record is not None and (background or not record.background):
+            if record is not None and not record.background:
                 yield record
 
     def owns_live(self, task_id: int, look: Look) -> bool:
