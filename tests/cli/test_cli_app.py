@@ -14,7 +14,7 @@ import perdure.testing.crash
 from perdure.cli.app import app
 from perdure.testing.scenarios import SCENARIOS
 
-COMMANDS = {"demo", "inspect", "crash"}
+COMMANDS = {"backup", "chat", "crash", "demo", "export", "inspect", "ls", "send", "show"}
 
 
 def test_the_installed_command_says_what_there_is() -> None:

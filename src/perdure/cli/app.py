@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import sys
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +35,13 @@ def _run(command: str, work: Coroutine[None, None, T]) -> T:
         raise typer.Exit(1) from error
 
 
+class ExportFormat(StrEnum):
+    """What an export is written as."""
+
+    jsonl = "jsonl"
+    markdown = "markdown"
+
+
 class CrashMode(StrEnum):
     """What a crash campaign attacks."""
 
@@ -52,6 +61,9 @@ def root(
     ] = False,
 ) -> None:
     """Its options are the program's own; every command is a sub-command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack some of what a store holds
     # What there is to say, the commands say themselves.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
 
@@ -115,6 +127,113 @@ def chat(
         directory=directory,
     )
     raise typer.Exit(_run("chat", run_chat(options)))
+
+
+Store = Annotated[
+    Path | None, typer.Argument(help="A store made by SqliteStorage; it may be in use. Otherwise the chat's own.")
+]
+Which = Annotated[str | None, typer.Option("--conversation", help="Its id or name. Otherwise the newest one.")]
+
+
+@app.command()
+def ls(
+    file: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """List the conversations of a store: which are busy, what waits, and when something was last said."""
+    from perdure.cli.ls import listed, render
+    from perdure.cli.stores import store_or_own
+
+    render(_run("ls", listed(store_or_own(file))), as_json=as_json)
+
+
+@app.command()
+def show(
+    file: Store = None,
+    conversation: Which = None,
+    window: Annotated[int, typer.Option(min=1, max=900, help="How many entries, counted from the newest.")] = 40,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every entry, also those before the model's context begins.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="No colours.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object a line: the entries as they are stored.")
+    ] = False,
+) -> None:
+    """Show what was said in a conversation."""
+    from perdure.cli.show import show as run_show
+    from perdure.cli.stores import store_or_own
+    from perdure.cli.style import colours_of
+
+    _run(
+        "show",
+        run_show(
+            store_or_own(file),
+            conversation=conversation,
+            window=window,
+            everything=everything,
+            colours=colours_of(plain=plain, terminal=sys.stdout.isatty()),
+            as_json=as_json,
+        ),
+    )
+
+
+@app.command()
+def send(
+    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")],
+    text: Annotated[str, typer.Argument(help="What to say.")],
+    conversation: Which = None,
+    steer: Annotated[bool, typer.Option("--steer", help="Join the run that is under way, after its calls.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the answer, and print it.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 600.0,
+    request_id: Annotated[
+        str | None, typer.Option(help="Sent again with the same id, it is the same input and not another one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say something in a conversation from another terminal. Where nobody has the store open, it is kept for later."""
+    from perdure.cli.send import Wanted, render
+    from perdure.cli.send import send as run_send
+
+    wanted = Wanted(
+        text=text, conversation=conversation, steer=steer, request_id=request_id, wait=wait, timeout_s=timeout
+    )
+    raise typer.Exit(render(_run("send", run_send(file, wanted)), wait=wait, as_json=as_json))
+
+
+@app.command()
+def export(
+    file: Store = None,
+    format: Annotated[ExportFormat, typer.Option(help="What to write.")] = ExportFormat.jsonl,
+    conversation: Which = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every conversation of the store.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new file. Otherwise standard output.")
+    ] = None,
+) -> None:
+    """Write a conversation as JSON lines or as Markdown, every entry of it, also while it goes on."""
+    from perdure.cli.export import export as run_export
+    from perdure.cli.stores import store_or_own
+
+    if everything and conversation is not None:
+        raise typer.BadParameter("--all and --conversation exclude each other")
+    work = run_export(
+        store_or_own(file), format=format.value, conversation=conversation, everything=everything, output=output
+    )
+    _run("export", work)
+
+
+@app.command()
+def backup(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A store made by SqliteStorage; it may be in use.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Where nothing is yet.")],
+) -> None:
+    """Copy a store as of one commit, while it is in use. The copy is a store of its own."""
+    from perdure.cli.backup import backup as run_backup
+    from perdure.cli.text import counted
+
+    commits = _run("backup", run_backup(source, target))
+    typer.echo(f"{target}: a copy of {source} as of {counted(commits, 'commit')}")
 
 
 @app.command()

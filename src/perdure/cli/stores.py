@@ -33,6 +33,10 @@ def data_home() -> Path:
     return base / "perdure"
 
 
+def store_or_own(path: Path | None) -> Path:
+    return default_store() if path is None else path
+
+
 def make_room(store: Path) -> None:
     """Make the directory of a store, for its user alone. Raises CommandError."""
     try:

@@ -11,13 +11,14 @@ from perdure.cli.style import Line, line
 Name: TypeAlias = Literal["help", "name", "model", "reset", "abort", "quit"]
 
 HELP: Final = (
-    ("Enter", "sends; while the model works, it queues the input for after its answer"),
-    ("! text, Ctrl-S, Alt-Enter", "steers: the input joins the run after the calls that are under way"),
+    ("Enter", "sends; while the model works: queues for after its answer"),
+    ("!text", "steers: joins the run after the calls that are under way"),
+    ("Ctrl-S, Alt-Enter", "steer with what is typed"),
     ("\\ Enter", "goes on in a new line"),
-    ("Ctrl-C", "aborts the run and takes back what is queued; again, or when nothing runs, leaves"),
+    ("Ctrl-C", "aborts, and takes back what is queued; again: leaves"),
     ("/name [text]", "names the conversation, or says its name"),
-    ("/model [provider:name]", "asks another model from now on, or says which"),
-    ("/reset [text]", "begins the model's context anew, with the text to go on from"),
+    ("/model [name]", "asks provider:name from now on, or says who is asked"),
+    ("/reset [text]", "begins the model's context anew, with this text"),
     ("/abort", "what Ctrl-C does"),
     ("/quit", "leaves; what runs goes on at the next start"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 from perdure.cli.chat.scripted import SCRIPTED, scripted_model
@@ -27,6 +27,8 @@ _ADDRESSES: Final = {
     "openai-chat": "OPENAI_BASE_URL",
 }
 """The variable that names a server in the provider's place, which may want no key."""
+MOST_ADAPTERS: Final = 100
+"""Of one provider that are kept."""
 TRY: Final = "To try the chat without a key: --model scripted."
 
 
@@ -35,7 +37,8 @@ class Catalogue:
 
     def __init__(self, default: str | None) -> None:
         self.default = default
-        self._adapters: dict[str, Models] = {}
+        self._adapters: dict[str, list[Models]] = {}
+        """By provider. Most adapters know all its models; of one that knows a single model there may be several."""
 
     def use(self, model: str) -> str:
         """Make sure that a model can be asked, and return its whole name. Raises CommandError."""
@@ -46,8 +49,7 @@ class Catalogue:
                 f"a model is named provider:name, as in anthropic:claude-sonnet-4-5, not {model!r}. {TRY}"
             )
         try:
-            adapter = self._load(provider, name)
-            found = adapter.find(name)
+            found = self._adapter(name).find(name)
         except NoAdapter as error:
             raise CommandError(
                 f"{error}.\nInstall the adapters that come with perdure: pip install 'perdure[models]'. {TRY}"
@@ -65,24 +67,27 @@ class Catalogue:
             raise CommandError(f"{name} needs a key: set {variable} in the environment and start again. {TRY}")
         return name
 
-    def _load(self, provider: str, model: str) -> Models:
-        adapter = self._adapters.get(provider)
-        if adapter is None:
-            make: Callable[[str], Models] = scripted_model if model == SCRIPTED else installed_models
-            adapter = self._adapters[provider] = make(model)
-        return adapter
+    def _adapter(self, model: str) -> Models:
+        """Who is asked for a model. Raises what making an adapter raises."""
+        known = self._adapters.setdefault(model.partition(":")[0], [])
+        for adapter in known:
+            if adapter.find(model) is not None:
+                return adapter
+        made = scripted_model(model) if model == SCRIPTED else installed_models(model)
+        if made.find(model) is not None and len(known) < MOST_ADAPTERS:
+            known.append(made)
+        return made
 
     # --- the protocol --------------------------------------------------------------------------------------------
 
     def find(self, model: str) -> ModelInfo | None:
         try:
-            return self._load(model.partition(":")[0], model).find(model)
+            return self._adapter(model).find(model)
         except (PerdureError, ValueError, ImportError):
             return None
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        provider = request.model.partition(":")[0]
         try:
-            return self._load(provider, request.model).stream(request)
+            return self._adapter(request.model).stream(request)
         except (PerdureError, ValueError, ImportError) as error:
             raise ModelError("other", f"the model {request.model} cannot be asked: {error}") from error

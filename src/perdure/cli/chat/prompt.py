@@ -67,7 +67,14 @@ class PromptScreen(Screen):
     def put(self, *lines: Line) -> None:
         if lines:
             self._end_flow()
-            self._print(rendered(self._hidden(line), self.colours) for line in lines)
+            self._print(row for line in lines for row in self._rows(self._hidden(line)))
+
+    def _rows(self, line: Line) -> list[str]:
+        """Words are kept together; a line of several styles is left to the terminal."""
+        if len(line) != 1:
+            return [rendered(line, self.colours)]
+        ((style, text),) = line
+        return [span(style, row, self.colours) for row in folded(text, self._columns)]
 
     @override
     def _flow(self, style: Style, text: str) -> None:

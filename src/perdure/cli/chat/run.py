@@ -44,6 +44,8 @@ INSTRUCTIONS: Final = (
     "The person sees your words as plain text, and your calls with the end of their output: do not repeat it."
 )
 MODEL_VARIABLE: Final = "PERDURE_MODEL"
+MAIL_LOOKS: Final = 100
+"""How often it is looked whether all mail has been taken up."""
 WINDOW: Final = 60
 """Entries of a snapshot."""
 
@@ -87,6 +89,7 @@ async def chat(options: Options) -> int:
             on_report=terminal.report,
         ) as harness:
             places.session = harness.session
+            await _take_mail(harness)
             conversation = await _conversation(harness, options, catalogue, directory)
             agent = await _settle(conversation, options, catalogue, directory)
             terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
@@ -211,6 +214,14 @@ def _inputs(scene: Scene) -> list[str]:
 
 
 # --- what it takes place in --------------------------------------------------------------------------------------
+
+
+async def _take_mail(harness: Harness) -> None:
+    """What was sent while the store was closed is there before a conversation is chosen, within a bound."""
+    for _ in range(MAIL_LOOKS):
+        if not await harness.session.storage.mail(limit=1):
+            return
+        await harness.session.clock.sleep(0.02)
 
 
 async def _conversation(

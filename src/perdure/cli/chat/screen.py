@@ -145,6 +145,7 @@ class PlainScreen(Screen):
         self._asks = asks
         self._open: Literal["no", "flow", "prompt"] = "no"
         """What stands in the last line."""
+        self._live: Live | None = None
 
     @override
     def put(self, *lines: Line) -> None:
@@ -177,7 +178,7 @@ class PlainScreen(Screen):
 
     @override
     def show(self, live: Live) -> None:
-        """Nothing is redrawn here: what is live is printed as it comes."""
+        self._live = live
 
     @override
     def recall(self, inputs: Iterable[str]) -> None:
@@ -185,11 +186,16 @@ class PlainScreen(Screen):
 
     @override
     def refresh(self) -> None:
-        """See ``show``."""
+        """Nothing is redrawn here: what is live is printed as it comes."""
 
     @override
     def ready(self) -> None:
-        if self._asks and self._open == "no":
+        if self._asks:
+            # One run's end may be the next one's beginning.
+            asyncio.get_running_loop().call_soon(self._ask)
+
+    def _ask(self) -> None:
+        if self._open == "no" and (self._live is None or not self._live.busy):
             self.writer.write("> ")
             self._open = "prompt"
 

@@ -1,0 +1,18 @@
+"""``perdure backup``: a copy of a store, as of one commit, while it is in use (rules K29 and K184)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perdure.kernel.clock import SystemClock, SystemEntropy
+from perdure.kernel.session import Session
+from perdure.storage.sqlite import SqliteStorage
+
+
+async def backup(source: Path, target: Path) -> int:
+    """Make the copy; how many commits are in it. Raises StorageError, and leaves nothing behind then."""
+    storage = SqliteStorage(source)
+    async with Session.open(storage, read_only=True):
+        await storage.backup(target, log_id=SystemEntropy().token(), now=SystemClock().wall())
+    async with Session.open(SqliteStorage(target), read_only=True) as copy:
+        return copy.info.seq

@@ -1,0 +1,84 @@
+"""``perdure show``: what was said in a conversation, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import typer
+
+from perdure.cli.entries import Call, calls_of, entry_lines
+from perdure.cli.stores import chosen, looking, name_of
+from perdure.cli.style import Colours, Line, line, rendered
+from perdure.cli.text import printable
+from perdure.harness.documents import TOOL_RESULT, Live, ToolResultData
+from perdure.kernel.errors import DocumentVersionError
+from perdure.kernel.records import EntryRecord
+from perdure.kernel.session import Session
+
+PAGE: Final = 100
+"""Entries that are in memory at once."""
+
+
+async def show(
+    path: Path, *, conversation: str | None, window: int, everything: bool, colours: Colours, as_json: bool
+) -> None:
+    """Print the newest ``window`` entries of the active transcript, or all entries there ever were."""
+    async with looking(path) as session:
+        record = await chosen(session, conversation)
+        first, left_out = (0, False) if everything else await _start(session, record.id, window)
+        if not as_json:
+            name = await name_of(session, record.id)
+            heading = f"conversation {record.id}{f' “{printable(name)}”' if name else ''} in {printable(str(path))}"
+            _echo([line(heading, "bold")], colours)
+            if left_out:
+                _echo([line("  ┆ earlier entries: --all", "dim")], colours)
+        calls: dict[int, Call] = {}
+        async for entry in entries_of(session, record.id, first=first):
+            if as_json:
+                typer.echo(msgspec.json.encode(entry).decode())
+                continue
+            calls.update(calls_of(entry))
+            _echo(entry_lines(entry, calls), colours)
+            if entry.kind == TOOL_RESULT:
+                calls.pop(entry.data_as(ToolResultData).task, None)
+        if not as_json and await _busy(session, record.id):
+            _echo([line("— a run is under way", "warning")], colours)
+
+
+async def _start(session: Session, conversation: int, window: int) -> tuple[int, bool]:
+    """From which entry on, and whether the active transcript has earlier ones."""
+    head = await session.head(conversation)
+    begins = 0 if head is None or head.head is None else head.head
+    newest = await session.entries(conversation, first=begins, order="descending", limit=window + 1)
+    if len(newest) <= window:
+        return begins, begins > 0
+    return newest[window - 1].id, True
+
+
+async def _busy(session: Session, conversation: int) -> bool:
+    try:
+        live = await session.snapshot(Live, conversation=conversation)
+    except DocumentVersionError:  # written by a newer release
+        return False
+    return live is not None and live.run is not None
+
+
+async def entries_of(session: Session, conversation: int, *, first: int = 0) -> AsyncGenerator[EntryRecord]:
+    """Entries from ``first`` on, as they stand in the store now, a page of them in memory at a time."""
+    newest = await session.entries(conversation, order="descending", limit=1)
+    last = newest[0].id if newest else 0
+    while True:
+        page = await session.entries(conversation, first=first, last=last, limit=PAGE)
+        for entry in page:
+            yield entry
+        if len(page) < PAGE:
+            return
+        first = page[-1].id + 1
+
+
+def _echo(lines: list[Line], colours: Colours) -> None:
+    for each in lines:
+        typer.echo(rendered(each, colours), color=True)
