@@ -308,38 +308,6 @@ async def test_what_was_missed_in_the_groups_of_a_command_is_ended(
     assert not alive(pids(work)["missed"])
 
 
-def test_a_look_in_which_somebody_vanished_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T90: it may have left a child that came too late to be listed."""
-    child = subprocess.Popen(["sleep", "600"], env={processes.TAG: "tag"}, start_new_session=True)
-    try:
-        real, looks = os.listdir, []
-
-        def vanishing(path: str) -> list[str]:
-            looks.append(path)
-            return ["999999999"] if len(looks) < 3 else real(path)
-
-        monkeypatch.setattr(os, "listdir", vanishing)
-        assert [process.pid for process in processes.of_command(999999999, "tag")] == [child.pid]
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_what_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T90, and no command of a host that lives is ended for it."""
-    mark = processes.HostMark.own()
-    machine = processes._machine()
-    assert not mark.is_dead(machine)
-
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("builtins.open", full)
-    assert not mark.is_dead(machine)
-    with pytest.raises(OSError, match="Too many open files"):
-        processes.of_command(os.getpid(), "tag")
-
-
 async def test_a_command_whose_processes_cannot_be_looked_at_is_ended_all_the_same(
     env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,10 @@ Signals go through pidfds after the start time was compared, so no stranger that
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
@@ -23,7 +23,9 @@ TAG = "PERDURE_EXEC"
 """Environment variable: the tags of this command and of those it runs inside of, separated by spaces."""
 _MAX_TAGS = 16
 _LOOKS = 5
-"""How often the processes are listed at most, to see all of them: one that forks and ends meanwhile hides its child."""
+"""How often the processes are listed at most, until all of them could be told."""
+_PAUSE = 0.001
+"""Seconds between two of these looks."""
 _HAS_PROC = sys.platform == "linux" and os.path.exists("/proc/self/stat")
 _GONE = "ZX"
 
@@ -94,12 +96,8 @@ def of_command(leader: int, tag: str) -> list[Process]:
         return _group(leader)
 
     row = _row(leader)
-    first = 0 if row is None else row.started
-    return _look(
-        lambda row: leader in (row.group, row.session) or (row.started >= first and tag in _tags(row.pid)),
-        since=first,
-        leader=leader,
-    )
+    ended = row is not None and row.state in _GONE
+    return _look(lambda other: other == tag, since=row.started if row else 0, leader=leader, ended=ended)
 
 
 def kill_group(leader: int) -> None:
@@ -136,7 +134,7 @@ def orphans(workspace: str) -> list[Process]:
             dead[host] = mark is not None and mark.is_dead(machine)
         return dead[host]
 
-    return _look(lambda row: any(is_orphan(tag) for tag in _tags(row.pid)))
+    return _look(is_orphan)
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -175,19 +173,37 @@ def _group(leader: int) -> list[Process]:
     return [Process(leader, 0)]
 
 
-def _look(begins: Callable[[_Row], bool], *, since: float = math.inf, leader: int = 0) -> list[Process]:
-    """The processes chosen and all below them.
+def _look(
+    is_ours: Callable[[str], bool], *, since: int = 0, leader: int | None = None, ended: bool = False
+) -> list[Process]:
+    """The processes with such a tag that began since then, the leader's, and all below them.
 
-    If there are none, but some ended while they were listed, or just before (other than the leader, since then): these
-    may have left a child that came too late to be listed, and what is new is looked at, too.
+    If there are none, it is looked again at what is new and what could not be told: a process that has ended (but for
+    a leader that is known to have ``ended`` before) may have left a child that came too late to be listed, and one
+    that is just beginning another program shows no tag.
     """
     seen: dict[int, _Row] = {}
     found: list[Process] = []
-    for _ in range(_LOOKS):
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_PAUSE)
         fresh, whole = _rows(seen)
-        seen.update((row.pid, row) for row in fresh)
-        found = _closure(seen.values(), [row for row in fresh if begins(row)])
-        if found or (whole and not any(r.state in _GONE and r.started >= since and r.pid != leader for r in fresh)):
+        chosen: list[_Row] = []
+        for row in fresh:
+            seen[row.pid] = row
+            if leader in (row.group, row.session):
+                chosen.append(row)
+            if row.started < since or (ended and row.pid == leader):
+                continue
+            tags = None if row.state in _GONE else _tags(row.pid)
+            if tags is None:
+                whole = False
+                if row.state not in _GONE:
+                    del seen[row.pid]
+            elif any(is_ours(tag) for tag in tags):
+                chosen.append(row)
+        found = _closure(seen.values(), chosen)
+        if found or whole:
             break
     return found
 
@@ -239,17 +255,20 @@ def _row(pid: int) -> _Row | None:
     )
 
 
-def _tags(pid: int) -> list[str]:
+def _tags(pid: int) -> list[str] | None:
+    """None if it cannot be told now: it has ended, or it is about to begin another program."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except PermissionError:
         return []
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     prefix = f"{TAG}=".encode()
     for variable in environ.split(b"\0"):
         if variable.startswith(prefix):
             return variable[len(prefix) :].decode("ascii", "replace").split()
-    return []
+    return [] if environ else None
 
 
 def _machine() -> str:

@@ -56,7 +56,7 @@ class Spills:
     directory, so that results of an earlier process still find their files."""
 
     def __init__(self, directory: str | None, workspace: str) -> None:
-        self._given = directory
+        self._given = None if directory is None else os.path.abspath(directory)
         self._workspace = workspace
         self._directory: str | None = None
         self._lock = threading.Lock()
