@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import signal
@@ -59,7 +60,6 @@ def listing_at_first(monkeypatch: pytest.MonkeyPatch, pids: list[int]) -> None:
 
 def test_what_the_leader_left_in_another_session_is_found(command: Command) -> None:
     assert command.found() == [command.child]
-    assert processes.of_command(command.leader, "other tag") == []
 
 
 def test_a_look_in_which_somebody_vanished_is_repeated(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_look_in_which_the_leader_ended_is_repeated(command: Command, monkeypa
         looks.append(pid)
         if known is None or len(looks) > 1:
             return known
-        return processes._Row(known.pid, known.parent, known.group, known.session, "S", known.started)
+        return dataclasses.replace(known, state="S")
 
     monkeypatch.setattr(processes, "_row", row)
     assert command.found() == [command.child]
@@ -91,7 +91,7 @@ def test_one_that_is_just_beginning_another_program_is_looked_at_again(
 
     def tags(pid: int) -> list[str] | None:
         looks.append(pid)
-        return None if pid == command.child and looks.count(pid) < 3 else real(pid)
+        return None if pid == command.child and looks.count(pid) < 20 else real(pid)
 
     monkeypatch.setattr(processes, "_tags", tags)
     assert command.found() == [command.child]

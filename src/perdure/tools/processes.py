@@ -23,7 +23,9 @@ TAG = "PERDURE_EXEC"
 """Environment variable: the tags of this command and of those it runs inside of, separated by spaces."""
 _MAX_TAGS = 16
 _LOOKS = 5
-"""How often the processes are listed at most, until all of them could be told."""
+"""How often the processes are listed at most while others end."""
+_LOOKS_AT_UNTOLD = 100
+"""How often at most while there is one that cannot be told."""
 _PAUSE = 0.001
 """Seconds between two of these looks."""
 _HAS_PROC = sys.platform == "linux" and os.path.exists("/proc/self/stat")
@@ -45,6 +47,8 @@ class _Row:
     session: int
     state: str
     started: int
+    kernel: bool
+    """A thread of the kernel itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +188,27 @@ def _look(
     """
     seen: dict[int, _Row] = {}
     found: list[Process] = []
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_PAUSE)
+    for look in range(1, _LOOKS_AT_UNTOLD + 1):
         fresh, whole = _rows(seen)
+        untold = False
         chosen: list[_Row] = []
         for row in fresh:
             seen[row.pid] = row
             if leader in (row.group, row.session):
                 chosen.append(row)
-            if row.started < since or (ended and row.pid == leader):
+            if row.started < since or row.kernel or (ended and row.pid == leader):
                 continue
-            tags = None if row.state in _GONE else _tags(row.pid)
-            if tags is None:
+            if row.state in _GONE:
                 whole = False
-                if row.state not in _GONE:
-                    del seen[row.pid]
+            elif (tags := _tags(row.pid)) is None:
+                untold = True
+                del seen[row.pid]
             elif any(is_ours(tag) for tag in tags):
                 chosen.append(row)
         found = _closure(seen.values(), chosen)
-        if found or whole:
+        if found or (not untold and (whole or look >= _LOOKS)):
             break
+        time.sleep(_PAUSE)
     return found
 
 
@@ -252,6 +256,7 @@ def _row(pid: int) -> _Row | None:
         group=int(fields[2]),
         session=int(fields[3]),
         started=int(fields[19]),
+        kernel=bool(int(fields[6]) & 0x0020_0000),  # PF_KTHREAD
     )
 
 
