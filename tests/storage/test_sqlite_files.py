@@ -305,7 +305,9 @@ async def test_wider_modes_are_reported(tmp_path: Path) -> None:
 
 
 async def test_closing_leaves_no_log_behind(tmp_path: Path) -> None:
+    known = len(sqlite_header.in_use)
     await store(tmp_path / "store.db")
+    assert len(sqlite_header.in_use) == known, "nor a trace in memory"
     assert sorted(os.listdir(tmp_path)) == ["store.db", "store.db.lock"]
 
 

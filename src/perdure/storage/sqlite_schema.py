@@ -157,6 +157,8 @@ class Link(apsw.Connection):
         with guard:
             if self._open:
                 in_use[self.file] -= 1
+                if not in_use[self.file]:
+                    del in_use[self.file]
                 self._open = False
 
 
