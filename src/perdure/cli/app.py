@@ -31,7 +31,9 @@ def _run(command: str, work: Coroutine[None, None, T]) -> T:
     try:
         return asyncio.run(work)
     except PerdureError as error:
-        typer.echo(f"perdure {command}: {error}", err=True)
+        from perdure.cli.secrets import Secrets
+
+        typer.echo(Secrets().hide(f"perdure {command}: {error}"), err=True)
         raise typer.Exit(1) from error
 
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from perdure.cli.entries import Call, calls_of, entry_lines
+from perdure.cli.secrets import Secrets
 from perdure.cli.stores import chosen, looking, name_of
 from perdure.cli.style import Colours, Line, line, rendered
 from perdure.cli.text import printable
@@ -81,4 +82,7 @@ async def entries_of(session: Session, conversation: int, *, first: int = 0) -> 
 
 def _echo(lines: list[Line], colours: Colours) -> None:
     for each in lines:
-        typer.echo(rendered(each, colours), color=True)
+        typer.echo(_secrets.hide(rendered(each, colours)), color=True)
+
+
+_secrets = Secrets()

@@ -23,6 +23,8 @@ from perdure.kernel.observation import WatchEnded
 
 AGAIN_S: Final = 2.0
 """A second Ctrl-C within so many seconds leaves, whatever runs."""
+INTERRUPTED: Final = 130
+"""The exit code of a program that Ctrl-C has ended, by convention."""
 LAST_TAKEN_S: Final = 2.0
 """How long leaving waits for what was typed before to be stored."""
 MOST_TYPED: Final = 100
@@ -44,6 +46,8 @@ class Chat:
         self._left = asyncio.Event()
         self._interrupted_at: float | None = None
         self._interrupts: set[asyncio.Task[None]] = set()
+        self._piped = False
+        """Lines are answered one after the other, and nobody is there to type."""
         self.code = 0
         """What the program exits with."""
 
@@ -104,6 +108,7 @@ class Chat:
 
     async def answer_lines(self, events: Events, first: str | None) -> None:
         """Answer one line after the other; what was under way before comes first."""
+        self._piped = True
         reader = LineReader(0)
         work = asyncio.create_task(self._answer_lines(events, reader, first))
         left = asyncio.create_task(self._wait_left())
@@ -157,9 +162,15 @@ class Chat:
         self._left.set()
 
     async def _interrupt(self) -> None:
-        if await self._conversation.busy() or not self._typed.empty():
+        try:
+            busy = not self._typed.empty() or await self._conversation.busy()
+        except PerdureError:  # the session is over
+            busy = False
+        if busy:
             await self._abort()
-        else:
+        if self._piped:
+            self.code = INTERRUPTED
+        if self._piped or not busy:
             self.leave()
 
     # --- doing ---------------------------------------------------------------------------------------------------
