@@ -305,7 +305,59 @@ async def test_a_commit_that_fails_during_a_close_is_told_and_the_store_is_close
     with pytest.raises(SessionFailed):
         await writers[1]
     report = await closing
-    assert (report.seq, storage.closes, session.failed) == (0, 1, error)
+    assert (report.seq, storage.closes, session.failed, report.failed) == (0, 1, error, error)
+
+
+async def test_a_close_that_could_not_write_everything_says_so() -> None:
+    """Rules K84 and K129: what a stopper commits is refused. Nobody awaits that commit but the close itself."""
+    storage = HeldStorage()
+    session = await Session.start(storage)
+    place = await conversation(session)
+
+    async def stop(_: int) -> Sequence[Straggler]:
+        async with Transaction(session, internal=True) as tx:
+            tx.append(Note(), conversation=place)
+        return []
+
+    session.on_stop(stop)
+    storage.hold()
+    closing = begin(session.close())
+    await rest()
+    error = await storage.refuse()
+    report = await closing
+    assert report.failed is error
+
+
+async def test_a_block_that_stays_in_the_line_does_not_hold_up_a_close() -> None:
+    """Rules K81 and K82: it can commit nothing any more, so what the close itself has to write goes past it."""
+    storage = HeldStorage()
+    session = await Session.start(storage)
+    place = await conversation(session)
+    leave = asyncio.Event()
+    wrote: list[int] = []
+
+    async def block() -> None:
+        async with session.commit() as tx:
+            tx.append(Note(n=1), conversation=place)
+            await leave.wait()
+
+    async def stop(_: int) -> Sequence[Straggler]:
+        async with Transaction(session, internal=True) as tx:
+            wrote.append(tx.append(Note(n=2), conversation=place).id)
+            leave.set()
+            with pytest.raises(SessionClosed):
+                await inside
+            await tx.conversation(place)
+        return []
+
+    session.on_stop(stop)
+    inside = begin(block())
+    await rest()
+    async with asyncio.timeout(5):
+        report = await session.close()
+    assert (report.seq, report.failed, len(wrote)) == (2, None, 1)
+    async with Session.open(storage) as again:
+        assert [entry.id for entry in await again.entries(place)] == wrote
 
 
 async def test_an_error_in_closing_the_store_reaches_whoever_closes() -> None:

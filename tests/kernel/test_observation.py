@@ -504,7 +504,7 @@ async def test_a_watch_has_one_consumer() -> None:
             await anext(watch)
             first = begin(anext(watch))
             await rest()
-            with pytest.raises(AssertionError):
+            with pytest.raises(RuntimeError, match="one consumer"):
                 await anext(watch)
             await tally(session, 2)
             assert (await first).value.n == 2
@@ -528,3 +528,18 @@ async def test_sources_of_floors_above_follow_the_same_rules() -> None:
     late = source.state()
     assert (late.ended, late.value) == ("session_closed", [1])
     assert idle == [True, True]
+
+
+async def test_a_session_that_failed_names_no_observers() -> None:
+    """Rules K121 and K129: their end was the failure, and nobody had the time to release them."""
+    reports: list[Report] = []
+    session = await Session.start(HeldStorage(), on_report=reports.append)
+    await tally(session, 1)
+    async with session.state(Tally), session.watch(Tally) as watch:
+        session.fail(OSError("the disk is gone"))
+        report = await session.close()
+        with pytest.raises(WatchEnded, match="session_failed"):
+            async for _ in watch:
+                pass
+    assert report.unreleased == ()
+    assert [r.type for r in reports] == ["session_failed"]

@@ -10,11 +10,12 @@ from perdure.kernel.errors import InsideTransaction
 
 
 class Line:
-    """A fair lock that knows which asyncio task holds it."""
+    """A fair lock that knows which transaction holds it, and in which asyncio task."""
 
     def __init__(self) -> None:
         self._busy = False
         """Held, or handed to a waiter that has not run yet."""
+        self._owner: object = None
         self._holder: asyncio.Task[object] | None = None
         self._waiters: deque[asyncio.Future[None]] = deque()
 
@@ -26,7 +27,9 @@ class Line:
                 "or leave the block first"
             )
 
-    async def acquire(self, context: Context | None) -> None:
+    async def acquire(self, owner: object, context: Context | None) -> None:
+        """Wait for the turn of ``owner``, a transaction. Raises InsideTransaction, what ``seal`` says, what the context
+        says."""
         self.check_outside()
         if self._busy:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,11 +45,14 @@ class Line:
         elif context is not None:
             context.check()
         self._busy = True
+        self._owner = owner
         self._holder = asyncio.current_task()
 
-    def release(self) -> None:
-        self._holder = None
-        self._pass_on()
+    def release(self, owner: object) -> None:
+        """The turn is over, unless it was taken away before (``seal``)."""
+        if self._owner is owner:
+            self._owner = self._holder = None
+            self._pass_on()
 
     def _pass_on(self) -> None:
         while self._waiters:
@@ -56,9 +62,12 @@ class Line:
                 return
         self._busy = False
 
-    def fail(self, error: BaseException) -> None:
-        """Everybody who waits for a turn gets the error."""
+    def seal(self, error: BaseException) -> None:
+        """The session admits nothing more. Everybody who waits for a turn gets the error; who has it loses it, since
+        its block can commit nothing and may not end soon: what the close itself writes does not wait for it."""
         while self._waiters:
             turn = self._waiters.popleft()
             if not turn.done():
                 turn.set_exception(error)
+        if self._owner is not None:
+            self.release(self._owner)

@@ -194,7 +194,8 @@ class Watch(Observer[T]):
     """An async iterator of frames: first the value at attachment, then one a commit.
 
     Iteration stops when the watch is released, and raises WatchEnded when it ended for another reason, after the
-    frames that came before the end.
+    frames that came before the end; ContextCancelled or ContextDeadline when its context ended; RuntimeError where
+    something else awaits its next frame.
     """
 
     def __init__(self, source: Source[T], context: Context | None = None) -> None:
@@ -234,7 +235,8 @@ class Watch(Observer[T]):
                 raise StopAsyncIteration
             if self.ended is not None:
                 raise WatchEnded(self.ended, self.cause)
-            assert self._wake is None, "a watch has one consumer"
+            if self._wake is not None:
+                raise RuntimeError(f"this {self.name} has one consumer already; open another watch")
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await bounded(self._wake, self._context)

@@ -59,10 +59,14 @@ class CloseReport:
     """What a close has to say."""
 
     seq: int
+    """The last commit that settled."""
     stragglers: tuple[str, ...] = ()
     """Code that did not stop; the store stays owned by this process until it returns."""
     unreleased: tuple[str, ...] = ()
-    """States and watches nobody released."""
+    """States and watches nobody released; none where the session failed, which ended them."""
+    failed: BaseException | None = None
+    """Why the session failed, before the close or in it. What it had not committed is not stored; a task that was to
+    be written back as pending is found running at the next open, as after a crash (rules K84 and K130)."""
 
 
 @dataclass(slots=True)
@@ -100,7 +104,6 @@ class Session(SettledReads):
         self._on_report = on_report
         self._line = Line()
         self._line_bound = line_bound_ms / 1000
-        self._line_timer: asyncio.TimerHandle | None = None
         self._drain_ms = drain_ms
         self._staged_seq = info.seq
         self._pending: deque[_Pending] = deque()
@@ -210,7 +213,8 @@ class Session(SettledReads):
         """Seal admission, stop running code within the drain bound, let commits settle, close storage (rules K80-K87).
 
         Unfinished durable work is kept. Cancelling this wait, or its context, cancels only the wait. Closing twice
-        gives the same report.
+        gives the same report. A session that failed says so in its report (``failed``). Raises what closing the store
+        raises, if that is the first failure, and InsideTransaction.
         """
         self._line.check_outside()
         return await bounded(asyncio.shield(self._begin_close()), context)
@@ -218,7 +222,7 @@ class Session(SettledReads):
     def _begin_close(self) -> asyncio.Future[CloseReport]:
         if self._closed is None:
             self.closing = True
-            self._line.fail(SessionClosed("the session is closing; nothing new is admitted"))
+            self._line.seal(SessionClosed("the session is closing; nothing new is admitted"))
             self._closed = asyncio.ensure_future(self._close())
         return self._closed
 
@@ -231,10 +235,10 @@ class Session(SettledReads):
                 self.report(Report(type="stop_failed", message="stopping running code failed", error=error))
         while self._last_staged is not None and not self._last_staged.done():
             await asyncio.wait([self._last_staged])
-        unreleased = tuple(observer.name for observer in self._open_observers)
+        unreleased = () if self.failed is not None else tuple(observer.name for observer in self._open_observers)
         for source in list(self._sources):
             source.end("session_failed" if self.failed else "session_closed", self.failed)
-        self.close_report = report = CloseReport(self.seq, tuple(s.name for s in stragglers), unreleased)
+        self.close_report = report = CloseReport(self.seq, tuple(s.name for s in stragglers), unreleased, self.failed)
         for name in unreleased:
             self.report(Report(type="unreleased", message=f"{name} was never released"))
         if stragglers:
@@ -283,7 +287,7 @@ class Session(SettledReads):
         for commit in pending:
             commit.waiter.set_exception(cause if commit.stored is refused else SessionFailed(cause))
             commit.waiter.exception()  # a caller that was cancelled does not come for it
-        self._line.fail(SessionFailed(cause))
+        self._line.seal(SessionFailed(cause))
         for source in list(self._sources):
             source.end("session_failed", cause)
         self.report(Report(type="session_failed", message="the session failed and stopped", error=cause))
@@ -323,17 +327,17 @@ class Session(SettledReads):
 
     async def enter(self, transaction: Transaction) -> None:
         self.check_admission(transaction.internal)
-        await self._line.acquire(transaction.context)
+        await self._line.acquire(transaction, transaction.context)
         try:
             self.check_admission(transaction.internal)
             while len(self._pending) >= MAX_STAGED:
                 await bounded(asyncio.wait([self._pending[0].waiter]), transaction.context)
                 self.check_admission(transaction.internal)
         except BaseException:
-            self._line.release()
+            self._line.release(transaction)
             raise
         transaction.begin(self.clock.wall(), self._staged_seq + 1)
-        self._line_timer = asyncio.get_running_loop().call_later(self._line_bound, self._report_slow, transaction)
+        transaction.line_timer = asyncio.get_running_loop().call_later(self._line_bound, self._report_slow, transaction)
 
     def check_admission(self, internal: bool) -> None:
         """Whether a transaction may begin, go on or commit. Raises SessionFailed, SessionClosed, StorageError."""
@@ -353,11 +357,11 @@ class Session(SettledReads):
             )
         )
 
-    def leave(self, _: Transaction) -> None:
-        if self._line_timer is not None:
-            self._line_timer.cancel()
-            self._line_timer = None
-        self._line.release()
+    def leave(self, transaction: Transaction) -> None:
+        """The block has ended: the next transaction's turn."""
+        assert transaction.line_timer is not None, "set as it entered"
+        transaction.line_timer.cancel()
+        self._line.release(transaction)
 
     def mint(self) -> int:
         id = self.next_id

@@ -103,6 +103,8 @@ class Transaction(TransactionDocuments):
         """Set by code whose only writes are throttled progress in documents: the commit may be acknowledged before it
         is flushed (rule K152), unless a derivation adds records to it."""
         self.default_owner: int | None = None
+        self.line_timer: asyncio.TimerHandle | None = None
+        """Reports the block if it holds the line for too long (rule K58)."""
         self._begun = False
         self._settled: asyncio.Future[None] | None = None
         self._first_id = 0
