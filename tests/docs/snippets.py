@@ -126,7 +126,8 @@ def follow(step: Program | Command, folder: Path) -> None:
 
 def _made_by(words: tuple[str, ...], shown: str) -> tuple[str, ...] | None:
     """A target must exist. What it prints is that of the command it runs, with the seed that is shown."""
-    plan = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["make", "--no-print-directory", "--dry-run", *words[1:]]  # these tests may run under a make of their own
+    plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert plan.returncode == 0, plan.stderr
     if not shown:
         return None
