@@ -133,6 +133,12 @@ class Terminal:
     def _set_size(descriptor: int, rows: int, columns: int) -> None:
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
+    @property
+    def cooked(self) -> bool:
+        """It echoes and takes lines, as a shell left it."""
+        flags = termios.tcgetattr(self._master)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON and flags & termios.ISIG)
+
     # --- ending ------------------------------------------------------------------------------------------------
 
     def end(self) -> int:

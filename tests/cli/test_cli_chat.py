@@ -163,6 +163,7 @@ def test_a_line_goes_on_after_a_backslash_and_what_is_no_command_is_said(desk: D
 def test_commands(desk: Desk) -> None:
     chat = desk.chat()
     chat.see(IDLE)
+    assert not chat.cooked
     chat.enter("/help")
     chat.see("steers: joins the run after the calls that are under way", "/reset [text]")
     chat.enter("/name the big one")
@@ -182,6 +183,7 @@ def test_commands(desk: Desk) -> None:
     assert "before | go on" not in chat.text()
     chat.enter("/quit")
     assert chat.end() == 0
+    assert chat.cooked
     listed = desk.piped("ls", str(desk.store)).stdout
     assert "the big one" in listed
 
@@ -238,6 +240,7 @@ def test_signals_from_outside_do_what_keys_do(desk: Desk) -> None:
     chat.see("— aborted", IDLE)
     chat.process.send_signal(signal.SIGTERM)
     assert chat.end() == 0
+    assert chat.cooked
 
 
 # --- killed ------------------------------------------------------------------------------------------------------
@@ -489,6 +492,22 @@ def test_a_pipe_that_gets_no_answer_ends_with_1(desk: Desk) -> None:
     assert done.returncode == 1
     assert "! the run ended without an answer. model_error: authentication" in done.stdout
     assert "You said: hello" in done.stdout
+
+
+def test_an_interrupted_pipe_aborts_and_ends(desk: Desk) -> None:
+    desk.gates.hold("long/4")
+    program = Path(sys.executable).parent / "perdure"
+    words = [program, "chat", "--db", desk.store, "--model", "fake:one"]
+    process = subprocess.Popen(words, cwd=desk.work, env=desk.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"long\nhello\n")
+    process.stdin.flush()
+    desk.gates.reached("long/4")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"hello" not in output
+    assert "busy" not in desk.piped("ls", str(desk.store)).stdout
 
 
 def test_a_pipe_goes_on_where_a_killed_chat_was(desk: Desk) -> None:

@@ -450,7 +450,9 @@ async def test_a_consumer_that_falls_behind_tells_the_same(tmp_path: Path) -> No
 KILLED = HolderLine(pid=77, host="here", since=0, state="ended")
 
 
-def said_of(first: Snapshot, *, killed: HolderLine | None = KILLED, elsewhere: Sequence[int] = ()) -> list[str]:
+def said_of(
+    first: Snapshot, *, killed: HolderLine | None = KILLED, opened_at: int = 1, elsewhere: Sequence[int] = ()
+) -> list[str]:
     told = Told(first)
     registry = Registry()
     registry.install(coding_tools())
@@ -472,6 +474,7 @@ def said_of(first: Snapshot, *, killed: HolderLine | None = KILLED, elsewhere: S
         told.story,
         conversation=1,
         killed=killed,
+        opened_at=opened_at,
         registry=registry,
         agent=Agent(),
         tasks=tasks,
@@ -481,6 +484,8 @@ def said_of(first: Snapshot, *, killed: HolderLine | None = KILLED, elsewhere: S
 
 def test_nothing_is_said_of_a_conversation_at_rest() -> None:
     assert said_of(snapshot(user(3, "go"), answer(4, "gone"))) == []
+    # Nor of a run that mail has begun meanwhile: snapshots here are of runs that began at 0.
+    assert said_of(snapshot(user(3, "go"), run=[3]), opened_at=0) == []
 
 
 def test_each_call_is_told_with_what_becomes_of_it() -> None:

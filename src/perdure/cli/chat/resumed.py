@@ -24,13 +24,17 @@ def resumed(
     *,
     conversation: int,
     killed: HolderLine | None,
+    opened_at: int,
     registry: Registry,
     agent: Agent,
     tasks: Sequence[LiveTask],
 ) -> list[Line]:
-    """Nothing, if the conversation was at rest. ``killed``: who had the store and ended without closing it."""
+    """Nothing, if the conversation was at rest, or its run has begun since the store was opened.
+
+    ``killed``: who had the store before, and ended without closing it.
+    """
     lines: list[Line] = []
-    if scene.busy:
+    if scene.run is not None and scene.run["started_at"] < opened_at:
         who = f"Process {killed.pid} was killed" if killed is not None else "The last chat was left"
         lines += [(), line(f"{who} in the middle of a run. It goes on from what is stored.", "bold")]
         lines += _cut_off(scene)

@@ -32,6 +32,7 @@ from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Agent, Inbox, Live
 from perdure.harness.harness import Harness
 from perdure.harness.messages import UserMessage
+from perdure.kernel.clock import SystemClock
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
@@ -66,6 +67,16 @@ class Options:
     directory: Path | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What there was before this chat."""
+
+    killed: HolderLine | None
+    """Who had the store open, and ended without closing it."""
+    opened_at: int
+    """When this one opened it; ms UTC."""
+
+
 async def chat(options: Options) -> int:
     """The exit code. Raises CommandError, and what opening a store raises."""
     store = options.db or default_store()
@@ -76,9 +87,9 @@ async def chat(options: Options) -> int:
         raise _no_model()
     directory = None if options.directory is None else _directory(options.directory)
     make_room(store)
-    killed = _killed(store)
     terminal = Terminal(plain=options.plain)
     places = Places()
+    before = Before(killed=_killed(store), opened_at=SystemClock().wall())
     try:
         async with Harness.open(
             SqliteStorage(store),
@@ -97,7 +108,7 @@ async def chat(options: Options) -> int:
             terminal.introduce(
                 f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
             )
-            await _sit(terminal, harness, conversation, catalogue, options.text, killed)
+            await _sit(terminal, harness, conversation, catalogue, options.text, before)
         for name in () if harness.closed is None else harness.closed.stragglers:
             terminal.screen.put(line(f"! did not stop: {printable(name)}", "error"))
     except StorageBusy as error:
@@ -167,7 +178,7 @@ async def _sit(
     conversation: Conversation,
     catalogue: Catalogue,
     text: str | None,
-    killed: HolderLine | None,
+    before: Before,
 ) -> None:
     """The chat itself, from what is there to the user's leaving."""
     screen = terminal.screen
@@ -183,7 +194,8 @@ async def _sit(
             scene,
             story,
             conversation=conversation.id,
-            killed=killed,
+            killed=before.killed,
+            opened_at=before.opened_at,
             registry=harness.registry,
             agent=await conversation.agent(),
             tasks=(await harness.inspect()).tasks,
