@@ -260,6 +260,17 @@ def test_output_is_followed_up_to_a_bound_and_its_end_is_told() -> None:
     ]
 
 
+def test_of_a_call_that_was_broken_off_its_output_is_told() -> None:
+    told = Told()
+    told.tell(started(), output("a\n"))
+    words = "The call was interrupted.\nOutput until then (2 lines were left out):\na\nb"
+    assert told.tell(ended(result(8, 7, words, code="interrupted"))) == (
+        "  │ b\n  ✗ interrupted; it is not run again by itself, and the model is told\n"
+    )
+    told.tell(started())
+    assert told.tell(ended(result(9, 7, "The call was aborted.", code="aborted"))) == "  ✗ aborted\n"
+
+
 def test_output_that_was_cut_meanwhile_is_not_told_twice() -> None:
     told = Told()
     told.tell(started(), output("a\nb\n"))

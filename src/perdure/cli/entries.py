@@ -150,7 +150,7 @@ def result_lines(entry: EntryRecord, data: ToolResultData, *, shown: Sequence[st
     diff = _diff(data)
     if diff is not None:
         return [*diff_lines(diff), *_failure(data)]
-    lines = lines_of(text)
+    lines = _output_of(lines_of(text), data)
     if list(shown) == lines[: len(shown)]:
         lines = lines[len(shown) :]
     elif shown:
@@ -158,6 +158,17 @@ def result_lines(entry: EntryRecord, data: ToolResultData, *, shown: Sequence[st
     if not data.is_error and data.name == "read":
         return [line(f"{BAR}{counted(len(lines), 'line')}", "dim")]
     return [*excerpt(lines), *_failure(data)]
+
+
+def _output_of(lines: Sequence[str], data: ToolResultData) -> list[str]:
+    """Of a call that was broken off, the output alone: what else the model is told, people are told shorter."""
+    if data.code in ("interrupted", "aborted"):
+        for at, text in enumerate(lines):
+            if text.startswith("Output until then"):
+                return list(lines[at + 1 :])
+        if data.code == "aborted":
+            return []
+    return list(lines)
 
 
 def excerpt(lines: Sequence[str], *, head: int = HEAD, tail: int = TAIL) -> list[Line]:
