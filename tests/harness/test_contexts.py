@@ -108,7 +108,7 @@ async def test_what_was_committed_by_hand_is_seen_h55() -> None:
         async with root.commit() as tx:
             tx.append(Note(text="far back"), head=old.id)
         async with root.commit() as tx:
-            tx.append(Note(text="further back"), head=1)
+            tx.append(Note(text="further back"), head=answer.entry.id)
         await (await root.submit("last")).wait()
         assert model.requests[-1].messages[0].text == "further back"
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from kernel.samples import Job, Note, Tally, begin, conversation, ended, new_task, note, tally, there
+from kernel.samples import Job, Label, Note, Tally, begin, conversation, ended, new_task, note, tally, there
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.context import Context
 from perdure.kernel.document import Document
@@ -23,7 +23,7 @@ from perdure.kernel.errors import (
     TooLarge,
     TransactionClosed,
 )
-from perdure.kernel.records import NULL, Edit, Pending, SubmissionRecord, to_raw
+from perdure.kernel.records import NULL, Edit, Faulted, Pending, SubmissionRecord, TaskError, Terminal, to_raw
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
@@ -370,6 +370,64 @@ async def test_records_in_a_conversation_that_is_not_there_are_refused() -> None
             with pytest.raises(NotFound):
                 await tx.draft(Job, conversation=99)
         assert storage.batches == []
+        assert session.failed is None
+
+
+async def test_what_a_record_names_and_is_not_there_is_refused() -> None:
+    """Rules K16 and K63: a head or an edit is of an earlier entry that its conversation shows, an owner is a task."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        place, other = await conversation(session), await conversation(session)
+        first, elsewhere = await note(session, place), await note(session, other)
+        for id in (99, 2**70, elsewhere):
+            for names in ({"head": id}, {"edits": [Edit(entry=id)]}):
+                with pytest.raises(NotFound, match=f"entry {id}"):
+                    async with session.commit(conversation_id=place) as tx:
+                        tx.append(Note(), **names)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(NotFound, match="entry"):
+            async with session.commit(conversation_id=place) as tx:
+                later = tx.new_id() + 2
+                tx.append(Note(), head=later)
+                assert tx.append(Note()).id == later
+        for owner in (99, 2**70):
+            with pytest.raises(NotFound, match=f"task {owner}"):
+                async with session.commit() as tx:
+                    tx.create_conversation(owner=owner)
+        assert len(storage.batches) == 4
+        async with session.commit(conversation_id=place) as tx:
+            second = tx.append(Note(), head=first)
+            tx.append(Note(), head=second.id, edits=[Edit(entry=first), Edit(entry=second.id)])
+            fork = await tx.fork(place, first)
+            tx.append(Note(), conversation=fork.id, head=first)
+            tx.create_conversation(owner=new_task(tx).id)
+        assert session.failed is None
+
+
+async def test_text_that_no_store_can_hold_is_refused() -> None:
+    """Rules K35 and K63: in every text of a record, by the name of the record and not by the text."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        place = await conversation(session)
+        async with session.commit(conversation_id=place) as tx:
+            task = new_task(tx)
+        fault = Terminal(Faulted(TaskError("app", "a file named \udcff")))
+        uses = {
+            "entry": lambda tx: tx.append_record("app.\ud800"),
+            "task": lambda tx: tx.put_task(msgspec.structs.replace(task, state=fault)),
+            "submission": lambda tx: tx.new_submission(
+                type="write", status="done", digest="d", request_id="\ud800", conversation=place
+            ),
+        }
+        for what, use in uses.items():
+            with pytest.raises(NotJson, match=rf"{what} \d+.*lone surrogate"):
+                async with session.commit(conversation_id=place) as tx:
+                    use(tx)
+        with pytest.raises(NotJson, match="lone surrogate"):
+            async with session.commit() as tx:
+                await tx.draft(Label, key="\ud800")
+        with pytest.raises(NotJson, match="lone surrogate"):
+            await session.snapshot(Label, key="\ud800")
+        assert len(storage.batches) == 2
         assert session.failed is None
 
 

@@ -26,14 +26,12 @@ from perdure.kernel.documents import (
     ForkConflict,
 )
 from perdure.kernel.entries import Entry
-from perdure.kernel.errors import InvalidTransition, NotFound, RequestConflict, TooLarge, TransactionClosed
+from perdure.kernel.errors import InvalidTransition, NotFound, NotJson, RequestConflict, TooLarge, TransactionClosed
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     EMPTY_LIST,
     NULL,
     ROOT_CONVERSATION,
-    Completed,
-    Completing,
     ConversationRecord,
     Edit,
     EntryRecord,
@@ -43,7 +41,6 @@ from perdure.kernel.records import (
     SubmissionStatus,
     SubmissionType,
     TaskRecord,
-    Terminal,
     check_submission_move,
     check_task_move,
     to_raw,
@@ -57,6 +54,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound=Document)
 I_contra = TypeVar("I_contra", contravariant=True)
 
+_encoder = msgspec.json.Encoder()
 
 MAX_RECORD_BYTES = 64 << 20
 """What the JSON of one record, or one write of a document, may take."""
@@ -169,7 +167,7 @@ class Transaction(TransactionDocuments):
     def create_conversation(self, *, owner: int | None, root: bool = False) -> ConversationRecord:
         """A new conversation, owned by a task or ownerless. ``root`` gives it the reserved id (rule K24).
 
-        Leaving the block raises InvalidTransition if there is a root already.
+        Leaving the block raises InvalidTransition if there is a root already, NotFound if there is no such task.
         """
         self.check_open()
         if root and ROOT_CONVERSATION in self._conversations:
@@ -232,8 +230,12 @@ class Transaction(TransactionDocuments):
         head: int | Literal["self"] | None = None,
         edits: Sequence[Edit] = (),
     ) -> EntryRecord:
-        """Append a typed entry. Raises NotJson if a field or message is not strict JSON; leaving the block raises
-        NotFound if the conversation does not exist."""
+        """Append a typed entry, to the transaction's conversation by default.
+
+        ``head``: where the model's context begins from here on, "self" or an earlier entry. ``edits``: what it does to
+        the messages of earlier entries. Raises NotJson if a field or message is not strict JSON; leaving the block
+        raises NotFound if the conversation does not exist, or does not show an entry that is named.
+        """
         return self.append_record(
             type(entry).kind,
             messages=to_raw(list(entry.messages()), at=f"{entry.kind}.messages"),
@@ -400,9 +402,15 @@ class Transaction(TransactionDocuments):
         session = self.session
         if ROOT_CONVERSATION in self._conversations and await session.find_conversation(ROOT_CONVERSATION) is not None:
             raise InvalidTransition("the root conversation is there already; it is created once")
+        for conversation in self._conversations.values():
+            if conversation.owner is not None:
+                await self.task(conversation.owner)
         new = [record for record in (*self._tasks.values(), *self._submissions.values()) if self._is_new(record.id)]
         for place in dict.fromkeys(record.conversation_id for record in (*self._entries.values(), *new)):
             await self.conversation(place)
+        for entry in self._entries.values():
+            if entry.edits or entry.head not in (None, entry.id):
+                await self._check_named(entry)
         asked: dict[tuple[int, str], SubmissionRecord] = {}
         for record in self._submissions.values():
             if record.request_id is not None and self._is_new(record.id):
@@ -418,19 +426,30 @@ class Transaction(TransactionDocuments):
             if mail_id in session.staged.replies or [mail.id for mail in waiting] != [mail_id]:
                 raise NotFound(f"no request {mail_id} waits in the mailbox")
 
-    def _check_sizes(self, writes: list[DocumentWrite]) -> None:
-        """Refuse what is too large for a record (rule K189)."""
-        for entry in self._entries.values():
-            _check_size(f"entry {entry.id} ({entry.kind})", len(entry.raw_messages) + len(entry.raw_data))
-        for task in self._tasks.values():
-            held = len(task.raw_input) + len(task.raw_memos) + len(task.raw_signals)
-            if not isinstance(task.state, (Completing, Terminal)):
-                held += len(task.state.raw_checkpoint)
-            elif isinstance(task.state.outcome, Completed):
-                held += len(task.state.outcome.raw_result)
-            _check_size(f"task {task.id} ({task.kind})", held)
+    async def _check_named(self, entry: EntryRecord) -> None:
+        """A head and edits are of earlier entries of the same history."""
+        named = {edit.entry for edit in entry.edits}
+        if entry.head is not None and entry.head != entry.id:
+            named.add(entry.head)
+        segments = await self._lineage(entry.conversation_id)
+        for id in named:
+            if id >= entry.id or not history.contains(segments, (await self.entry(id)).conversation_id, id):
+                raise NotFound(f"entry {id} is no earlier one that conversation {entry.conversation_id} shows")
+
+    def _check_records(self, writes: list[DocumentWrite]) -> None:
+        """Refuse what no store can hold, or what is too large (rules K35, K37 and K189)."""
+        for record in self._conversations.values():
+            _check_record("conversation", record)
+        for record in self._entries.values():
+            _check_record("entry", record)
+        for record in self._tasks.values():
+            _check_record("task", record)
+        for record in self._submissions.values():
+            _check_record("submission", record)
         for write in writes:
-            _check_size(f"document {write.record.address}", len(write.base or write.ops or b""))
+            size = len(write.base or write.ops or b"")
+            if size > MAX_RECORD_BYTES:
+                raise TooLarge(f"document {write.record.address}", size, MAX_RECORD_BYTES)
 
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
@@ -443,7 +462,7 @@ class Transaction(TransactionDocuments):
                 raise ForkConflict(
                     f"{record.address} belongs to a conversation this transaction forks; change it in another"
                 )
-        self._check_sizes(writes)
+        self._check_records(writes)
         self._check_admission()
         session = self.session
         batch = Batch(
@@ -462,9 +481,21 @@ class Transaction(TransactionDocuments):
         self._settled = session.stage(batch, changes, states, values)
 
 
-def _check_size(what: str, size: int) -> None:
+def _check_record(what: str, record: ConversationRecord | EntryRecord | TaskRecord | SubmissionRecord) -> None:
+    """The JSON in it was checked as it was built; here it is the rest, and the whole."""
+    try:
+        size = len(_encoder.encode(record))
+    except (UnicodeEncodeError, OverflowError) as error:
+        text = isinstance(error, UnicodeEncodeError)
+        reason = "a text with a lone surrogate" if text else "an integer beyond 64 bits"
+        raise NotJson(_name(what, record), reason) from None
     if size > MAX_RECORD_BYTES:
-        raise TooLarge(what, size, MAX_RECORD_BYTES)
+        raise TooLarge(_name(what, record), size, MAX_RECORD_BYTES)
+
+
+def _name(what: str, record: ConversationRecord | EntryRecord | TaskRecord | SubmissionRecord) -> str:
+    kind = f" ({ascii(record.kind)[1:-1]})" if isinstance(record, (EntryRecord, TaskRecord)) else ""
+    return f"{what} {record.id}{kind}"
 
 
 Derivation = Callable[[Transaction], Awaitable[None] | None]

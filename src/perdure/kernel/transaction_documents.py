@@ -17,6 +17,7 @@ from perdure.kernel.documents import (
 )
 from perdure.kernel.draft import Recorder
 from perdure.kernel.errors import NotFound
+from perdure.kernel.json import check_json
 from perdure.kernel.ops import Op, Set
 from perdure.kernel.records import Address, DocumentRecord, Terminal
 from perdure.kernel.storage import DocumentWrite
@@ -247,10 +248,13 @@ class TransactionDocuments(TransactionReads):
 
 
 def address_of(kind: type[Document], conversation: int | None, task: int | None, key: str) -> Address:
-    """Where a document of this kind lives. Raises ValueError when what its scope needs was not given."""
+    """Where a document of this kind lives. Raises ValueError when what its scope needs was not given, NotJson for a key
+    that no store can hold."""
     definition = kind.definition
     if definition.family != bool(key):
         raise ValueError(f"{definition.kind}: " + ("a family needs a key" if definition.family else "takes no key"))
+    if not key.isascii():
+        check_json(key, at=f"{definition.kind} key")
     if definition.scope == "session":
         return Address(definition.kind, "session", 0, key)
     scope_id = conversation if definition.scope == "conversation" else task
