@@ -26,6 +26,7 @@ from perdure import (
     ToolError,
     ToolResult,
     Unanswered,
+    Usage,
     tool,
 )
 from perdure.harness.events import MessageDelta
@@ -92,9 +93,19 @@ async def test_turns_of_a_conversation_h63(protocol: str, tmp_path: Path) -> Non
             root = await them.root()
             assert await ask(root, "hi") == "Hello."
             assert await ask(root, "how are you?") == "Well."
-            (totals,) = (await root.usage()).models.values()
+            used = await root.usage()
+            (totals,) = used.models.values()
         server.check_prefixes()
         assert "Be kind." in json.dumps(server.bodies[0])
+        them = models(server, protocol)
+    assert them.default is not None
+    costs = [
+        them.price(them.default, Usage(input=each.input, output=each.output, cache_read=each.cache_read))
+        for each in (Tokens(), tokens)
+    ]
+    assert None not in costs
+    assert used.cost is not None
+    assert used.cost == sum(cost for cost in costs if cost is not None)
     assert totals == {
         "requests": 2,
         "input": 110,
@@ -102,6 +113,8 @@ async def test_turns_of_a_conversation_h63(protocol: str, tmp_path: Path) -> Non
         "cache_read": 90,
         "cache_write": 0,
         "reasoning": 0,
+        "cost_nano_usd": used.cost * 10**9,
+        "unpriced": 0,
     }
 
 

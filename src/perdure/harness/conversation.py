@@ -277,7 +277,7 @@ class Conversation:
         )
 
     async def usage(self, *, context: Context | None = None) -> UsageSummary:
-        """What its models and tools have used, every attempt counted (rule H157)."""
+        """What its models and tools have used and cost, every attempt counted (rules H157, H158)."""
         found = await self._harness.session.snapshot(UsageTotals, conversation=self.id, context=context)
         return summed([found] if found is not None else [])
 

@@ -5,7 +5,7 @@ They change only through commits of the built-in tasks and of a Conversation's o
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 
@@ -136,6 +136,10 @@ class ModelTotals(TypedDict):
     cache_read: int
     cache_write: int
     reasoning: int
+    cost_nano_usd: NotRequired[int]
+    """Billionths of a US dollar, of the attempts whose price is known; absent, never 0, if that is none of them."""
+    unpriced: NotRequired[int]
+    """Attempts whose price is not known. Absent in what was stored before there were prices: all of them."""
 
 
 class ToolTotals(TypedDict):

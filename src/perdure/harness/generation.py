@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from msgspec import structs
 from typing_extensions import override
 
 from perdure.harness.calls import ToolTask
+from perdure.harness.cost import Costs
 from perdure.harness.documents import (
     ASSISTANT,
     Agent,
@@ -43,7 +44,7 @@ from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NoModel, Pinned, build_request, prepare
 from perdure.harness.results import live_tool
 from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
-from perdure.harness.usage import add_attempt
+from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
 from perdure.kernel.records import Completed, EntryRecord, Failed, Faulted, Orphaned, TaskRecord, Terminal, to_raw
@@ -95,8 +96,9 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._sent: dict[int, tuple[str, Usage | None]] = {}
-        """Requests of this process that are not counted yet, by task, and what they are known to have used."""
+        self._costs = Costs(host.session, host.models)
+        self._sent: dict[int, Attempt] = {}
+        """Requests of this process that are not counted yet, by task."""
 
     # --- prepare -----------------------------------------------------------------------------------------------
 
@@ -138,10 +140,11 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             async with run.commit() as tx:
                 return tx.go(self.start, Preparing(turn=pinned.turn, attempt=pinned.attempt))
         outcome = await self._send(run, request)
+        usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
+        sent = self._sent[run.id] = replace(self._sent[run.id], usage=usage)
+        self._sent[run.id] = await self._costs.priced(sent)
         async with run.commit() as tx:
-            usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
-            add_attempt(await tx.draft(UsageTotals), pinned.model, usage)
-            del self._sent[run.id]
+            add_attempt(await tx.draft(UsageTotals), self._sent.pop(run.id))
             live = await tx.draft(Live)
             live.message = None
             if isinstance(outcome, _Failure):
@@ -167,7 +170,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """One attempt. Whatever the model or its adapter raises is a failure of the attempt."""
         host = self._host
         assert host.models is not None, "a request is built for a model that is there"
-        self._sent[run.id] = (request.model, None)
+        self._sent[run.id] = Attempt(model=request.model, at=host.session.clock.wall())
         partial = Partial(run.id, request.model, request.attempt)
         progress = host.progress.open(run.conversation_id, partial.write)
         stream: AsyncIterator[ModelEvent] | None = None
@@ -178,7 +181,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             async for event in stream:
                 if isinstance(event, Finished):
                     message = storable(event.message)
-                    self._sent[run.id] = (request.model, message.usage)
+                    self._sent[run.id] = replace(self._sent[run.id], usage=message.usage)
                     break
                 partial.add(event)
                 progress.touch()
@@ -349,14 +352,14 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """
         live = await tx.draft(Live, conversation=conversation_id)
         partial = live.message
-        model, usage = self._sent.pop(task, (None, None))
+        attempt = self._sent.pop(task, None)
         if partial is not None and partial["task"] == task:
-            model = partial["model"]
+            attempt = attempt or Attempt(model=partial["model"], at=tx.at)
             parts = shown_parts(partial)
-            _append_broken(tx, conversation_id, model, partial["attempt"], parts, "aborted", why, usage)
+            _append_broken(tx, conversation_id, attempt.model, partial["attempt"], parts, "aborted", why, attempt.usage)
             live.message = None
-        if model is not None:
-            add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), model, usage)
+        if attempt is not None:
+            add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), attempt)
 
 
 # --- answers as they are stored ---------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ class Harness:
     # --- usage -------------------------------------------------------------------------------------------------
 
     async def usage(self, *, context: Context | None = None) -> UsageSummary:
-        """What all conversations together have used (rule H157). Costs a read a conversation."""
+        """What all conversations together have used and cost (rules H157, H158). Takes a read a conversation."""
         documents: list[UsageTotals] = []
         after = 0
         while True:

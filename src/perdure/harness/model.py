@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Literal, Protocol, TypeAlias
+from decimal import Decimal
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -98,7 +99,7 @@ class ModelError(PerdureError):
 
 
 class Models(Protocol):
-    """Where models come from."""
+    """Where models come from. Those that are Priced too tell what they cost."""
 
     @property
     def default(self) -> str | None:
@@ -111,6 +112,26 @@ class Models(Protocol):
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
+        ...
+
+
+class Price(Protocol):
+    """What one attempt cost in US dollars; None, never 0, if the model's price is not known (rule H158).
+
+    It is asked once an attempt and never of a sum, since a price may rise with the length of a request. ``at``: when
+    the request was sent, in milliseconds UTC. It is called in a thread, and may block for a while.
+    """
+
+    def __call__(self, model: str, usage: Usage, /, *, at: int) -> Decimal | None: ...
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """Models that may know prices; a method ``price`` is one. It is looked up once, when a harness is opened."""
+
+    @property
+    def price(self) -> Price | None:
+        """None: of no model."""
         ...
 
 

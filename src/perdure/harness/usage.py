@@ -1,20 +1,45 @@
-"""What models and tools have used: added up attempt by attempt in ``pi.usage``, summed on request (rules H76, H157)."""
+"""What models and tools have used, added up attempt by attempt in ``pi.usage`` (rules H76, H157, H158).
+
+Costs are added as integers, billionths of a dollar: a token of the cheapest models costs some tens of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from perdure.harness.documents import ModelTotals, ToolTotals, UsageTotals
 from perdure.harness.messages import Usage
 
 
-def add_attempt(totals: UsageTotals, model: str, usage: Usage | None) -> None:
-    """Count one request to ``model`` (``provider:name``) in a draft, and what it used as far as the provider told."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One request to a model, and what is known of it."""
+
+    model: str
+    """``provider:name``."""
+    at: int
+    """When it was sent, in milliseconds UTC."""
+    usage: Usage | None = None
+    """As far as the provider told."""
+    cost: int | None = None
+    """Billionths of a US dollar; None: not known."""
+
+
+def add_attempt(totals: UsageTotals, attempt: Attempt) -> None:
+    """Count the attempt in a draft, with what it used and cost."""
+    model, usage = attempt.model, attempt.usage
     if model not in totals.models:
-        totals.models[model] = ModelTotals(requests=0, input=0, output=0, cache_read=0, cache_write=0, reasoning=0)
+        totals.models[model] = ModelTotals(
+            requests=0, input=0, output=0, cache_read=0, cache_write=0, reasoning=0, unpriced=0
+        )
     entry = totals.models[model]
+    unpriced = unpriced_of(entry)
+    entry["unpriced"] = unpriced + 1 if attempt.cost is None else unpriced
     entry["requests"] += 1
+    if attempt.cost is not None:
+        entry["cost_nano_usd"] = entry.get("cost_nano_usd", 0) + attempt.cost
     if usage is None:
         return
     entry["input"] += usage.input
@@ -24,18 +49,42 @@ def add_attempt(totals: UsageTotals, model: str, usage: Usage | None) -> None:
     entry["reasoning"] += usage.reasoning
 
 
+def unpriced_of(totals: ModelTotals) -> int:
+    return totals.get("unpriced", totals["requests"])
+
+
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
     """Totals of one conversation or of many. Failed and aborted attempts are in them."""
 
     models: Mapping[str, ModelTotals] = field(default_factory=dict[str, ModelTotals])
-    """Requests and tokens by ``provider:name``."""
+    """Requests, tokens and cost by ``provider:name``."""
     tools: Mapping[str, ToolTotals] = field(default_factory=dict[str, ToolTotals])
     """Calls, and what their results reported, by tool name."""
 
     @property
     def requests(self) -> int:
         return sum(totals["requests"] for totals in self.models.values())
+
+    @property
+    def costs(self) -> Mapping[str, Decimal]:
+        """US dollars by ``provider:name``, of the models of which a price is known (rule H158)."""
+        return {
+            model: _dollars(totals["cost_nano_usd"])
+            for model, totals in self.models.items()
+            if "cost_nano_usd" in totals
+        }
+
+    @property
+    def cost(self) -> Decimal | None:
+        """US dollars, of all attempts whose price is known: all but ``unpriced``. None, never 0, if that is none."""
+        known = [totals["cost_nano_usd"] for totals in self.models.values() if "cost_nano_usd" in totals]
+        return _dollars(sum(known)) if known else None
+
+    @property
+    def unpriced(self) -> int:
+        """Requests that ``cost`` leaves out: the price of the model is not known, or what they used was not told."""
+        return sum(map(unpriced_of, self.models.values()))
 
     @property
     def tokens(self) -> Usage:
@@ -70,12 +119,20 @@ def summed(documents: Iterable[UsageTotals]) -> UsageSummary:
     return UsageSummary(models, tools)
 
 
+def _dollars(nano: int) -> Decimal:
+    return Decimal(f"{nano}e-9")  # exact; arithmetic would round as the thread's context says
+
+
 def _add_model(a: ModelTotals, b: ModelTotals) -> ModelTotals:
-    return ModelTotals(
+    both = ModelTotals(
         requests=a["requests"] + b["requests"],
         input=a["input"] + b["input"],
         output=a["output"] + b["output"],
         cache_read=a["cache_read"] + b["cache_read"],
         cache_write=a["cache_write"] + b["cache_write"],
         reasoning=a["reasoning"] + b["reasoning"],
+        unpriced=unpriced_of(a) + unpriced_of(b),
     )
+    if "cost_nano_usd" in a or "cost_nano_usd" in b:
+        both["cost_nano_usd"] = a.get("cost_nano_usd", 0) + b.get("cost_nano_usd", 0)
+    return both

@@ -33,6 +33,7 @@ from perdure.harness.model import (
     ModelEvent,
     ModelInfo,
     ModelRequest,
+    Price,
     TextDelta,
     ThinkingDelta,
     ToolCallDelta,
@@ -184,6 +185,8 @@ class ScriptedModel:
     pace: Pace | None = None
     context_window: int = 1_000_000
     max_output: int = 100_000
+    price: Price | None = None
+    """What an attempt costs, such as ``lambda model, usage, /, *, at: Decimal("0.01")``; None: it is not known."""
     requests: deque[ModelRequest] = field(default_factory=lambda: deque[ModelRequest](maxlen=1000))
     """What it was sent, the newest 1000."""
     closed: int = 0
