@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from kit import Audit, Commits, Hold, opened, rest
@@ -249,3 +250,11 @@ async def test_a_text_is_no_list_of_names_k38() -> None:
         with pytest.raises(TypeError):
             await root.set_agent(extensions="coding")
         assert (await root.agent()).tools is None
+
+
+async def test_an_opening_that_is_not_entered_says_how_to() -> None:
+    opening: Any = Harness.open(MemoryStorage())
+    with pytest.raises(AttributeError, match=r"no 'root' before the harness is open: async with Harness\.open"):
+        await opening.root()
+    with pytest.raises(TypeError, match=r"entered, not awaited: async with Harness\.open"):
+        await opening

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from perdure.harness.documents import Agent
@@ -90,6 +92,13 @@ def test_an_extension_that_contradicts_itself_is_refused() -> None:
         Extension("c", tools=[make])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="unexpected keyword"):
         Extension("c", tool=[])  # pyright: ignore[reportCallIssue]
+
+
+def test_what_is_no_extension_is_refused_with_the_way_to_make_one() -> None:
+    registry = Registry()
+    for put in (registry.install, registry.replace):
+        with pytest.raises(TypeError, match=r"is no extension; tools go into one: Extension\(\"name\", tools="):
+            put(cast(Extension, "tool"))
 
 
 def test_tasks_come_and_go_with_their_extension() -> None:

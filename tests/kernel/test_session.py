@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,6 +14,7 @@ from kernel.samples import Job, Note, Tally, begin, conversation, ended, job, ne
 from kernel.stores import HandClock, HeldStorage
 from perdure.kernel.errors import InvalidRead, NotFound, StaleEpochError, StorageBusy, StorageError
 from perdure.kernel.session import Session
+from perdure.kernel.storage import Storage
 
 
 async def test_a_reopened_store_gives_back_what_was_committed() -> None:
@@ -139,6 +142,13 @@ async def test_a_bound_that_is_none_is_refused_before_the_store_is_touched(optio
         await Session.start(storage, **{option: value})  # pyright: ignore[reportArgumentType]
     async with Session.open(storage) as session:
         assert session.info.epoch == 1
+
+
+async def test_a_path_is_no_storage() -> None:
+    for path in ("agent.db", Path("agent.db")):
+        with pytest.raises(TypeError, match=r"a path is no storage; open SqliteStorage\('agent\.db'\)"):
+            async with Session.open(cast(Storage, path)):
+                raise AssertionError("never opened")
 
 
 async def test_a_store_has_one_owner() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from perdure.harness.calls import ToolTask
 from perdure.harness.contexts import Contexts
@@ -395,3 +396,14 @@ class Opening:
     ) -> None:
         assert self._harness is not None, "what is left was entered"
         await self._harness.close()
+
+    if not TYPE_CHECKING:  # a checker says it by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"no {name!r} before the harness is open: {_ENTER}", name=name, obj=self)
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"an opening is entered, not awaited: {_ENTER}")
+
+
+_ENTER = "async with Harness.open(...) as harness"

@@ -105,6 +105,7 @@ class Registry:
         """Add extensions, all or none. Raises ExtensionConflict."""
         proposed = dict(self._extensions)
         for extension in extensions:
+            _check_extension(extension)
             if extension.name in proposed:
                 raise ExtensionConflict(
                     f"an extension named {extension.name!r} is installed; replace() puts another in its place"
@@ -114,6 +115,7 @@ class Registry:
 
     def replace(self, extension: Extension) -> None:
         """Put an extension in the place of the one of its name, or add it. Raises ExtensionConflict."""
+        _check_extension(extension)
         self._apply({**self._extensions, extension.name: extension}, (extension,))
 
     def remove(self, name: str) -> None:
@@ -208,6 +210,11 @@ class Registry:
             ),
             wrappers=tuple(wrapper for extension in chosen for wrapper in extension.wrappers),
         )
+
+
+def _check_extension(extension: Extension) -> None:
+    if not isinstance(extension, Extension):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+        raise TypeError(f'{extension!r} is no extension; tools go into one: Extension("name", tools=[...])')
 
 
 def _named(extension: Extension) -> Iterator[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import TypeVar
 
 from typing_extensions import override
@@ -131,8 +132,10 @@ class Session(SettledReads):
     ) -> Session:
         """Open the store and load what is live. The caller must ``close()``; prefer ``open()``.
 
-        Raises what ``Storage.open`` raises, and ValueError for a bound that is none.
+        Raises what ``Storage.open`` raises, ValueError for a bound that is none, and TypeError for a bare path.
         """
+        if isinstance(storage, str | PathLike):  # of untyped callers
+            raise TypeError(f"a path is no storage; open SqliteStorage({fspath(storage)!r})")
         bounds = {
             "line_bound_ms": line_bound_ms,
             "drain_ms": drain_ms,
