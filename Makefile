@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    an agent is killed while it works, and loses nothing"
-	@echo "make test    the whole test suite"
-	@echo "make check   lint, format, types, import rules"
+	@echo "make test    the whole test suite: some minutes"
+	@echo "make check   lint, format, types, import rules: a minute"
 	@echo "make bench   the measurements"
 	@echo "make clean   remove what the other targets made"
 
@@ -27,7 +27,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "Installing python3-venv (this Python cannot make virtual environments without it)"; \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null; \
+			said=$$( { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } 2>&1 </dev/null ) \
+				|| { echo "$$said" >&2; exit 1; }; \
 		else \
 			echo "This Python cannot make virtual environments. Install the package python3-venv:" >&2; \
 			echo "    sudo apt-get install python3-venv" >&2; exit 1; \
@@ -49,12 +50,12 @@ check: $(STAMP)
 	@echo "ruff: lint";    $(BIN)/ruff check .
 	@echo "ruff: format";  $(BIN)/ruff format --check .
 	@echo "basedpyright";  $(BIN)/basedpyright
-	@echo "import-linter"; $(BIN)/lint-imports --no-cache
+	@echo "import-linter"; $(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
 
 clean:
 	@echo "Removing $(VENV), caches and build output"
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf $(VENV) .venv-peer build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
