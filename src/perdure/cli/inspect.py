@@ -12,6 +12,9 @@ from typing import Literal, TypeAlias
 import msgspec
 import typer
 from msgspec import structs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from perdure.cli.text import printable, size, when
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
@@ -29,6 +32,11 @@ MOST_SUBMISSIONS = 1000
 MOST_TASKS = 1000
 
 HolderState: TypeAlias = Literal["alive", "ended", "unknown"]
+
+
+NARROWEST = 100
+"""Columns a table gets at least; a narrower terminal breaks its lines by itself."""
+UNBROKEN = 100_000
 
 
 class HolderLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,9 +277,10 @@ def render(report: StoreReport, *, as_json: bool) -> None:
         typer.echo(f"requests in the mailbox: {report.mail}")
     if report.wake is not None:
         typer.echo(f"the next timer is due at {when(report.wake)}")
-    _table("conversations", report.conversations)
-    _table("live tasks", report.tasks)
-    _table("submissions queued or placed", report.submissions)
+    console = _console()
+    _table(console, "conversations", report.conversations)
+    _table(console, "live tasks", report.tasks)
+    _table(console, "submissions queued or placed", report.submissions)
     if report.more:
         typer.echo("\nThere are more; only the first are listed.")
 
@@ -289,19 +298,30 @@ def _opened(holder: HolderLine | None) -> str:
             return f"perhaps open in {who}, which cannot be seen from here"
 
 
-def _table(title: str, lines: Sequence[Line]) -> None:
+def _table(console: Console, title: str, lines: Sequence[Line]) -> None:
     """Columns in which nothing stands, or zero throughout, are left out."""
-    typer.echo()
+    console.print()
     if not lines:
-        typer.echo(f"{title}: none")
+        console.print(f"{title}: none")
         return
-    typer.secho(title, bold=True)
+    console.print(title, style="bold")
     names = [name.replace("_", " ") for name in lines[0].__struct_fields__]
     rows = [[_cell(value) for value in structs.astuple(line)] for line in lines]
     shown = [index for index in range(len(names)) if any(row[index] for row in rows)]
-    widths = {index: max(len(names[index]), *(len(row[index]) for row in rows)) for index in shown}
-    for row in (names, *rows):
-        typer.echo("  " + "  ".join(row[index].ljust(widths[index]) for index in shown).rstrip())
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="", show_edge=False)
+    for index in shown:
+        # In a narrow terminal only the last column, which explains, is folded.
+        table.add_column(names[index], no_wrap=index != shown[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in shown))
+    console.print(table)
+
+
+def _console() -> Console:
+    """As wide as the terminal, if that leaves room for a table; where there is none a line is a line, however long."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, NARROWEST) if console.is_terminal else UNBROKEN
+    return console
 
 
 def _cell(value: object) -> str:
