@@ -350,8 +350,8 @@ def test_the_end_of_a_run_says_what_it_used_and_why_there_is_no_answer() -> None
     told.tell(RunStart(seq=1, task=8, inputs=(7,)), UsageChanged(seq=1, models={"test:m": more}, tools={}))  # type: ignore[dict-item]
     failed = told.tell(RunEnd(seq=1, task=8, inputs=(7,), reason="model_error", detail="refused: no\x1b[1m"))
     assert failed == (
-        "  100 in · 900 read from cache · 7 written to cache · 16 out · 9 of it thinking · 2,257 tokens in all\n"
         "! the run ended without an answer. model_error: refused: no\n"
+        "  100 in · 900 read from cache · 7 written to cache · 16 out · 9 of it thinking · 2,257 tokens in all\n"
     )
     assert "— aborted" in told.tell(RunEnd(seq=1, task=9, inputs=(8,), reason="aborted"))
     assert "— ended by the reset" in told.tell(RunEnd(seq=1, task=9, inputs=(8,), reason="reset"))

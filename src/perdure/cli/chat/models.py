@@ -43,8 +43,8 @@ class Catalogue:
     def use(self, model: str) -> str:
         """Make sure that a model can be asked, and return its whole name. Raises CommandError."""
         name = SCRIPTED if model == "scripted" else model
-        provider, colon, _ = name.partition(":")
-        if not colon:
+        provider, _, rest = name.partition(":")
+        if not (provider and rest):
             raise CommandError(
                 f"a model is named provider:name, as in anthropic:claude-sonnet-4-5, not {model!r}. {TRY}"
             )

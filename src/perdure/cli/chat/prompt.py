@@ -94,7 +94,7 @@ class PromptScreen(Screen):
         style, row = self._row
         if row:
             self._row = ("plain", "")
-            self._print([span(style, row, self.colours)])
+            self._print([span(style, row.rstrip(" "), self.colours)])
 
     def _print(self, lines: Iterable[str]) -> None:
         self._printed += (f"{line}\r\n" for line in lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.harness.messages import ToolResultMessage, UserMessage
+from perdure.harness.messages import SystemMessage, ToolResultMessage, UserMessage
 from perdure.harness.model import ModelRequest
 from perdure.testing.model import Reply, ScriptedModel, call, say
 
@@ -13,7 +13,8 @@ SCRIPTED: Final = "scripted:echo"
 
 def script(request: ModelRequest) -> Reply:
     """``run COMMAND`` calls bash with the command and says how it ended; anything else is said back."""
-    last = request.messages[-1]
+    # What the prompt says anew may stand behind what was said.
+    last = next((message for message in reversed(request.messages) if not isinstance(message, SystemMessage)), None)
     if isinstance(last, ToolResultMessage):
         return say(f"It ended with: {last.text.rstrip().rpartition(chr(10))[2]}")
     said = last.text if isinstance(last, UserMessage) else ""

@@ -22,7 +22,7 @@ from perdure.kernel.errors import PerdureError, SessionFailed
 from perdure.kernel.observation import WatchEnded
 
 AGAIN_S: Final = 2.0
-"""A second Ctrl-C within so many seconds leaves, whatever runs."""
+"""A second Ctrl-C within so many seconds leaves, whatever runs, if nothing was typed in between."""
 INTERRUPTED: Final = 130
 """The exit code of a program that Ctrl-C has ended, by convention."""
 LAST_TAKEN_S: Final = 2.0
@@ -121,19 +121,26 @@ class Chat:
 
     async def _answer_lines(self, events: Events, reader: LineReader, first: str | None) -> None:
         try:
-            while self._story.busy and not self._story.stuck:
-                await self._tell_next(events)
+            await self._tell_until_idle(events)
             text = first if first is not None else await whole_input(reader)
-            while text is not None and not self._left.is_set():
+            while text is not None:
                 submission = await self._do(text, steer=False)
                 if submission is not None:
                     while not self._story.has_ended(submission.id) and not self._story.stuck:
                         await self._tell_next(events)
                     if await submission.status() != "done":
-                        self.code = 1
+                        self.code = self.code or 1
+                if self.code == INTERRUPTED or self._left.is_set():
+                    return
                 text = await whole_input(reader)
+            await self._tell_until_idle(events)
         except WatchEnded as ended:
             self._fail(ended)
+
+    async def _tell_until_idle(self, events: Events) -> None:
+        """One run's end may be the next one's beginning: the conversation is asked, too."""
+        while (self._story.busy or await self._conversation.busy()) and not self._story.stuck:
+            await self._tell_next(events)
 
     async def _tell_next(self, events: Events) -> None:
         self._story.tell(await anext(events))
@@ -142,6 +149,7 @@ class Chat:
     # --- the screen's hands --------------------------------------------------------------------------------------
 
     def typed(self, text: str, *, steer: bool) -> None:
+        self._interrupted_at = None  # a Ctrl-C after this is about something else
         try:
             self._typed.put_nowait((text, steer))
         except asyncio.QueueFull:
@@ -166,10 +174,10 @@ class Chat:
             busy = not self._typed.empty() or await self._conversation.busy()
         except PerdureError:  # the session is over
             busy = False
-        if busy:
-            await self._abort()
         if self._piped:
             self.code = INTERRUPTED
+        if busy:
+            await self._abort()
         if self._piped or not busy:
             self.leave()
 

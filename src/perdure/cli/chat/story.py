@@ -250,11 +250,11 @@ class Story:
     # --- runs ----------------------------------------------------------------------------------------------------
 
     def _run_end(self, event: RunEnd) -> None:
-        self._end_run(event.inputs)
-        if event.answer is None:
-            self._screen.put(_unanswered(event.reason or "aborted", event.detail))
+        why = None if event.answer is not None else _unanswered(event.reason or "aborted", event.detail)
+        self._end_run(event.inputs, why)
 
-    def _end_run(self, inputs: tuple[int, ...]) -> None:
+    def _end_run(self, inputs: tuple[int, ...], why: Line | None = None) -> None:
+        """``why`` there is no answer."""
         self.busy = self.stopping = self.stuck = False
         self._task, self._inputs = None, ()
         self._drafting = None
@@ -262,6 +262,8 @@ class Story:
         for id in inputs:
             self._end(id)
         self._screen.end_stream()
+        if why is not None:
+            self._screen.put(why)
         self._screen.put(spent(self._usage_before, self._usage))
         self._usage_before = self._usage
 
@@ -320,7 +322,9 @@ class Story:
                 self._screen.end_stream()
             self._screen.stream("dim" if type == "thinking" else "plain", text)
         self._screen.end_stream()
-        self._screen.put(*ending_lines(message))
+        # What the retry or the run's end says is not said twice.
+        if message.stop_reason != "error" and message.error != "aborted":
+            self._screen.put(*ending_lines(message))
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
