@@ -587,3 +587,18 @@ def test_an_older_version_without_a_migration_is_refused_with_both_versions() ->
     with pytest.raises(DocumentVersionError, match=r"'app\.second'.*version 1.*version 2.*no migrate") as caught:
         resolve_version(Second.definition, 1, {})
     assert (caught.value.kind, caught.value.stored, caught.value.code) == ("app.second", 1, 2)
+
+
+async def test_an_annotation_may_be_anything() -> None:
+    """Rule K38: what stands beside a type says nothing of what is written, at whatever depth it is."""
+
+    class Marked(Document, kind="app.marked", scope="session"):
+        x: Annotated[int, {"unit": "ms"}] = 0
+        many: list[Annotated[int, {"unit": "ms"}]] = field(default_factory=list)
+
+    marked = Marked.over(Recorder(Marked.definition.initial()))
+    marked.x = 3
+    marked.many.append(4)
+    assert marked.to_json() == {"x": 3, "many": [4]}
+    with pytest.raises(DocumentFieldError, match=r"app.marked.many\[1\]"):
+        marked.many.append("5")  # pyright: ignore[reportArgumentType]

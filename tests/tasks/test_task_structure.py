@@ -85,7 +85,8 @@ def named(world: World, name: str) -> TaskRecord:
 
 
 async def terminal(world: World, name: str) -> Outcome:
-    await until(lambda: not named(world, name).live)
+    tasks = world.storage._contents.tasks
+    await until(lambda: any(t.input == name and not t.live for t in tasks.values()))
     outcome = named(world, name).outcome
     assert outcome is not None
     return outcome

@@ -219,12 +219,12 @@ class Document:
     def over(cls, recorder: Recorder) -> Self:
         """A draft: reads and writes go through ``recorder``, which checks them against the fields."""
         definition = cls.definition
-        root = recorder.root
-        if not isinstance(root, DraftObject):
+        value, root = recorder.current, recorder.root
+        if not isinstance(value, dict) or not isinstance(root, DraftObject):
             raise DocumentFieldError(definition.kind, "a document is an object")
         document = cls.__new__(cls)
         _bind(document, {}, root)
-        if len(root) < len(cls._fields) or not all(name in root for name in cls._fields):
+        if not cls._fields.keys() <= value.keys():
             for name, value in definition.schema.filled(root.copy()).items():
                 root.setdefault(name, value)
         recorder.at = definition.kind

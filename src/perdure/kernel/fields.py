@@ -43,6 +43,7 @@ class Schema:
         self._owner: type = owner
         self._defaults: Mapping[str, Callable[[], object]] = defaults
         self._types: dict[str, object] | None = None
+        self._places: dict[str | int, _Place] = {}
         self.structs: frozenset[str] = frozenset()
         """Fields that are read as Structs; known once a type was asked for."""
 
@@ -61,6 +62,7 @@ class Schema:
                 ) from None
             types = {name: hints[name] for name in self._defaults}
             self.structs = frozenset(name for name, hint in types.items() if _check_type(hint, f"{self.kind}.{name}"))
+            self._places = {name: _Place(hint) for name, hint in types.items()}
             self._types = types
         return self._types
 
@@ -107,7 +109,7 @@ class Schema:
 
     def check_set(self, path: JsonPath, value: JsonValue) -> None:
         """Asked by the recorder before a write. Raises DocumentFieldError."""
-        hint = self._hint(path)
+        hint = self._at(path).hint
         if hint is Any or cast("object", type(value)) is hint:
             return
         try:
@@ -129,36 +131,78 @@ class Schema:
         at = path_text(path, at=self.kind)
         if len(path) == 1:
             raise DocumentFieldError(at, "a document's field cannot be deleted; assign another value")
-        holder = _container(self._hint(path[:-1]), False)
-        if is_typeddict(holder) and _keys(cast("type", holder)).get(cast("str", path[-1]), (None, False))[1]:
+        if self._at(path[:-1]).requires(path[-1]):
             raise DocumentFieldError(at, "its TypedDict requires this key")
 
-    def _hint(self, path: JsonPath) -> object:
+    def _at(self, path: JsonPath) -> _Place:
         """The type of what stands at ``path``."""
         types = self.types()
-        hint = types.get(cast("str", path[0]), _UNKNOWN)
-        if hint is _UNKNOWN:
+        place = self._places.get(path[0])
+        if place is None:
             raise DocumentFieldError(path_text(path, at=self.kind), f"no such field; the fields are {', '.join(types)}")
         for length, step in enumerate(path[1:], 2):
-            hint = _item(hint, step)
-            if hint is _UNKNOWN:
+            place = place.below(step)
+            if place is None:
                 raise DocumentFieldError(path_text(path[:length], at=self.kind), "no such key in its TypedDict")
-        return hint
+        return place
 
 
-_UNKNOWN = object()
+class _Place:
+    """A type, and those of what may stand inside a value of it: worked out once, at the first step down, since types
+    may be recursive and telling what they are made of is slow."""
+
+    __slots__ = ("_items", "_keys", "_required", "_resolved", "_values", "hint")
+
+    def __init__(self, hint: object) -> None:
+        self.hint = hint
+        self._resolved = False
+        self._items: _Place = self
+        self._values: _Place = self
+        self._keys: dict[str | int, _Place] | None = None
+        self._required: frozenset[str | int] = frozenset()
+
+    def below(self, step: str | int) -> _Place | None:
+        """What stands at a key or index; None for a key that its TypedDict does not have."""
+        if not self._resolved:
+            self._resolve()
+        if type(step) is int:
+            return self._items
+        return self._values if self._keys is None else self._keys.get(step)
+
+    def requires(self, key: str | int) -> bool:
+        """Whether it is a TypedDict that cannot be without this key."""
+        if not self._resolved:
+            self._resolve()
+        return key in self._required
+
+    def _resolve(self) -> None:
+        self._items = _place(_argument(_container(self.hint, True)))
+        holder = _container(self.hint, False)
+        if is_typeddict(holder):
+            keys = _keys(cast("type", holder))
+            self._keys = {name: _place(hint) for name, (hint, _) in keys.items()}
+            self._required = frozenset(name for name, (_, required) in keys.items() if required)
+        else:
+            self._values = _place(_argument(holder))
+        self._resolved = True
 
 
-def _item(hint: object, step: str | int) -> object:
-    """The type of what stands at a key or index of a ``hint``."""
-    holder = _container(hint, isinstance(step, int))
-    if is_typeddict(holder):
-        return _keys(cast("type", holder)).get(cast("str", step), (_UNKNOWN, False))[0]
+_shared_place = lru_cache(maxsize=1024)(_Place)
+
+
+def _place(hint: object) -> _Place:
+    try:
+        return _shared_place(hint)
+    except TypeError:  # it is annotated with something that has no hash
+        return _Place(hint)
+
+
+def _argument(holder: object) -> object:
+    """The type of the items or values of a list or dict type."""
     arguments = get_args(holder)
     return arguments[-1] if arguments else Any
 
 
-@lru_cache(maxsize=1024)
 def _container(hint: object, is_list: bool) -> object:
     """The one member of ``hint`` that is a list (or an object): of JSON types, a union has at most one."""
     hint = _bare(hint)
@@ -171,7 +215,6 @@ def _container(hint: object, is_list: bool) -> object:
     return Any
 
 
-@lru_cache(maxsize=1024)
 def _keys(typed_dict: type) -> dict[str, tuple[object, bool]]:
     """Each key's type, and whether it is required."""
     keys: dict[str, tuple[object, bool]] = {}

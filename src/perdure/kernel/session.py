@@ -70,6 +70,15 @@ class CloseReport:
     be written back as pending is found running at the next open, as after a crash (rules K84 and K130)."""
 
 
+class Settlement(asyncio.Future[None]):
+    """The end of a staged commit. It comes whatever becomes of who awaits it: a cancellation reaches them afterwards
+    (rule K79), since a future that refuses to be cancelled makes its task wait on."""
+
+    @override
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
 @dataclass(slots=True)
 class _Pending:
     """A staged commit on its way through storage."""
@@ -77,7 +86,7 @@ class _Pending:
     settled: Settled
     stored: asyncio.Future[None]
     states: list[tuple[LoadedDocument, DocState]]
-    waiter: asyncio.Future[None]
+    waiter: Settlement
 
 
 class Session(SettledReads):
@@ -108,7 +117,7 @@ class Session(SettledReads):
         self._drain_ms = drain_ms
         self._staged_seq = info.seq
         self._pending: deque[_Pending] = deque()
-        self._last_staged: asyncio.Future[None] | None = None
+        self._last_staged: Settlement | None = None
         self._observers: list[Callable[[Settled], None]] = []
         self._stoppers: list[Callable[[int], Awaitable[Sequence[Straggler]]]] = []
         self._failure_observers: list[Callable[[BaseException], None]] = []
@@ -377,7 +386,7 @@ class Session(SettledReads):
         changes: list[DocumentChange],
         states: list[tuple[LoadedDocument, DocState]],
         values: Mapping[str, object] | None,
-    ) -> asyncio.Future[None]:
+    ) -> Settlement:
         """Hand the batch to storage; from here it settles whatever becomes of its caller."""
         try:
             stored = self.storage.commit(batch)
@@ -407,7 +416,7 @@ class Session(SettledReads):
             loaded.staged = state
             if loaded.address.scope == "task" and state.record is not None:
                 self._task_documents.setdefault(loaded.address.scope_id, set()).add(loaded.address)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Settlement()
         settled = Settled(batch.seq, batch.at, batch, tuple(changes), values or NO_VALUES)
         self._pending.append(_Pending(settled, stored, states, waiter))
         self._last_staged = waiter
@@ -466,7 +475,7 @@ class Session(SettledReads):
                 self._publish_document(settled, loaded, change)
         self.documents.sweep()
 
-    async def wait_staged(self, own: asyncio.Future[None] | None) -> None:
+    async def wait_staged(self, own: Settlement | None) -> None:
         """Wait until everything staged so far has settled; a cancellation meanwhile is delivered afterwards."""
         last = own if own is not None else self._last_staged
         if last is None:
@@ -474,9 +483,11 @@ class Session(SettledReads):
         cancelled: asyncio.CancelledError | None = None
         while not last.done():
             try:
-                await asyncio.wait([last])
+                await last
             except asyncio.CancelledError as error:
                 cancelled = error
+            except Exception:
+                break  # why the commit failed: told below
         failure = last.exception()
         if failure is not None:
             assert self.failed is not None, "a commit fails with its session"

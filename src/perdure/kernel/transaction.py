@@ -49,7 +49,7 @@ from perdure.kernel.storage import Batch, DocumentWrite, MailReply
 from perdure.kernel.transaction_documents import TransactionDocuments
 
 if TYPE_CHECKING:
-    from perdure.kernel.session import Session
+    from perdure.kernel.session import Session, Settlement
 
 D = TypeVar("D", bound=Document)
 I_contra = TypeVar("I_contra", contravariant=True)
@@ -104,7 +104,7 @@ class Transaction(TransactionDocuments):
         self.line_timer: asyncio.TimerHandle | None = None
         """Reports the block if it holds the line for too long (rule K58)."""
         self._begun = False
-        self._settled: asyncio.Future[None] | None = None
+        self._settled: Settlement | None = None
         self._first_id = 0
         """Ids from here on are this transaction's own."""
         self._forked: set[int] = set()

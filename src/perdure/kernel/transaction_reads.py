@@ -42,7 +42,9 @@ class TransactionReads:
         """Raises TransactionClosed after the block, SessionFailed or SessionClosed once nothing can be committed."""
         if not self._open:
             raise TransactionClosed("this transaction's block has ended; begin another with commit()")
-        self.session.check_admission(self.internal)
+        session = self.session
+        if session.closing or session.failed is not None:
+            session.check_admission(self.internal)
 
     def _here(self, conversation: int | None) -> int:
         where = self.conversation_id if conversation is None else conversation
