@@ -97,8 +97,10 @@ def test_an_extension_that_contradicts_itself_is_refused() -> None:
 def test_what_is_no_extension_is_refused_with_the_way_to_make_one() -> None:
     registry = Registry()
     for put in (registry.install, registry.replace):
-        with pytest.raises(TypeError, match=r"is no extension; tools go into one: Extension\(\"name\", tools="):
-            put(cast(Extension, "tool"))
+        with pytest.raises(
+            TypeError, match=r"a ToolDefinition is no extension; put tools into one: Extension\('name', tools="
+        ):
+            put(cast(Extension, make("one")))
 
 
 def test_tasks_come_and_go_with_their_extension() -> None:

@@ -88,7 +88,8 @@ def demo(
 def chat(
     text: Annotated[str | None, typer.Argument(help="Sent first.")] = None,
     db: Annotated[
-        Path | None, typer.Option("--db", help="The store; made if it is not there. Otherwise one a user.")
+        Path | None,
+        typer.Option("--db", help="The store; made if it is not there. Without it: ~/.local/share/perdure/chat.db."),
     ] = None,
     model: Annotated[
         str | None,

@@ -214,7 +214,9 @@ class Registry:
 
 def _check_extension(extension: Extension) -> None:
     if not isinstance(extension, Extension):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
-        raise TypeError(f'{extension!r} is no extension; tools go into one: Extension("name", tools=[...])')
+        raise TypeError(
+            f"a {type(extension).__name__} is no extension; put tools into one: Extension('name', tools=[...])"
+        )
 
 
 def _named(extension: Extension) -> Iterator[tuple[str, list[str]]]:
