@@ -25,7 +25,7 @@ from kernel.samples import (
 )
 from kernel.stores import HandClock, HeldStorage, rest
 from perdure.kernel.document import Document
-from perdure.kernel.documents import DocumentChange
+from perdure.kernel.documents import DocumentChange, LoadedDocument
 from perdure.kernel.errors import DocumentFieldError, DraftClosed, NotFound
 from perdure.kernel.ops import apply
 from perdure.kernel.session import Session
@@ -427,6 +427,20 @@ async def test_an_observed_document_stays_in_memory() -> None:
         await note(session, place)
         await tally(session, 3)
         assert storage.reads["document"] == 1
+
+
+async def test_a_commit_does_not_look_at_every_document_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule K114: what is observed costs a commit to something else nothing, also where nothing is retained."""
+    looked: list[object] = []
+    monkeypatch.setattr(LoadedDocument, "needed", property(lambda document: looked.append(document) or True))
+    async with Session.open(HeldStorage(), document_retention_ms=0) as session:
+        async with session.commit() as tx:
+            for n in range(50):
+                (await tx.draft(Label, key=str(n + 1))).n = n
+        looked.clear()
+        for n in range(50):
+            await tally(session, n)
+        assert len(looked) < 200
 
 
 async def test_readers_of_one_document_share_one_read() -> None:

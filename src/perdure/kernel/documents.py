@@ -8,6 +8,7 @@ operations make new ones that share structure (kernel.ops.apply), so both may be
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -63,13 +64,14 @@ class LoadedDocument:
 
     __slots__ = ("address", "holds", "settled", "sources", "staged", "used_at")
 
-    def __init__(self, address: Address, state: DocState, now: float) -> None:
+    def __init__(self, address: Address, state: DocState) -> None:
         self.address = address
         self.staged = state
         self.settled = state
         self.sources: dict[DocumentDefinition, Source[Document]] = {}
         """Observers, by the definition they read with."""
-        self.used_at = now
+        self.used_at = 0.0
+        """On the monotonic clock."""
         self.holds = 0
         """Open transactions that read or change it."""
 
@@ -150,7 +152,8 @@ class DocumentCache:
         self._retention = retention
         self._loaded: dict[Address, LoadedDocument] = {}
         self._loading: dict[Address, asyncio.Future[LoadedDocument]] = {}
-        self._swept_at = now()
+        self._aging: OrderedDict[Address, LoadedDocument] = OrderedDict()
+        """The longest unused first. One that is needed may be missing: it is used once more when it no longer is."""
 
     def peek(self, address: Address) -> LoadedDocument | None:
         return self._loaded.get(address)
@@ -161,12 +164,16 @@ class DocumentCache:
     def put(self, address: Address, state: DocState) -> LoadedDocument:
         """Bring in an address whose stored state is known without reading (nothing can live there yet)."""
         assert address not in self._loaded, "an address is loaded once"
-        document = self._loaded[address] = LoadedDocument(address, state, self._now())
+        document = self._loaded[address] = LoadedDocument(address, state)
+        self.use(document)
         return document
 
     def use(self, document: LoadedDocument) -> None:
         """It was used just now: the retention counts from here."""
-        document.used_at = self._now()
+        if self._loaded.get(document.address) is document:
+            document.used_at = self._now()
+            self._aging[document.address] = document
+            self._aging.move_to_end(document.address)
 
     async def load(self, address: Address) -> LoadedDocument:
         """From memory, or one read however many ask. A document cannot change while it is not loaded.
@@ -193,18 +200,21 @@ class DocumentCache:
     async def _load(self, address: Address) -> LoadedDocument:
         stored = await self._read(address)
         present = self._loaded.get(address)
-        return present if present is not None else self.put(address, ABSENT if stored is None else materialise(stored))
+        if present is None:
+            return self.put(address, ABSENT if stored is None else materialise(stored))
+        self.use(present)
+        return present
 
     def sweep(self) -> None:
         """Let go of what was not used for the retention; called with every load and every settled commit."""
-        now = self._now()
-        if now - self._swept_at < min(self._retention, 30.0):
-            return
-        self._swept_at = now
-        horizon = now - self._retention
-        for address, document in list(self._loaded.items()):
+        horizon = self._now() - self._retention
+        while self._aging:
+            address, document = next(iter(self._aging.items()))
+            if document.used_at > horizon:
+                return
+            del self._aging[address]
             # What is being read must find here what a transaction put meanwhile, not read past it.
-            if document.used_at <= horizon and not document.needed and address not in self._loading:
+            if not document.needed and address not in self._loading:
                 del self._loaded[address]
 
 

@@ -464,6 +464,7 @@ class Session(SettledReads):
         staged.replies.difference_update(reply.mail_id for reply in batch.replies)
         for loaded, state in commit.states:
             loaded.settled = state
+            self.documents.use(loaded)
 
     def _publish(self, commit: _Pending) -> None:
         """Tell observers and watches of it, before the block that made it returns (rules K65 and K70)."""

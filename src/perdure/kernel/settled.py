@@ -153,7 +153,7 @@ class SettledReads(ABC):
         if self.info.read_only:
             stored = await self.reading(self.storage.document(address), context)
             state = ABSENT if stored is None else materialise(stored)
-            return LoadedDocument(address, state, 0)
+            return LoadedDocument(address, state)
         while True:
             loaded = await self.reading(self.documents.load(address), context)
             if self.documents.peek(address) is loaded:
