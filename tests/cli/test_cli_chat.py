@@ -324,7 +324,9 @@ def test_conversations_are_found_again(desk: Desk) -> None:
         return chat.text()
 
     assert "conversation 1 in" in once("hello", model="fake:one")
-    assert "conversation 1 in" not in once("hello two", "--name", "other")
+    shown = once("hello two", "--name", "other")
+    assert "conversation 1 in" not in shown
+    assert "> hello two\n" in shown
     shown = once("--continue")
     assert "“other”" in shown
     assert "> hello two\nYou said: hello two" in shown
@@ -489,6 +491,11 @@ def test_lines_of_a_pipe_are_answered_one_after_the_other(desk: Desk) -> None:
         "\n> last line \n  goes on\nYou said: last line \ngoes on\n  10 in · 10 out · 80 tokens in all\n"
         "\n> no end\nYou said: no end\n  10 in · 10 out · 100 tokens in all\n"
     )
+
+
+def test_what_a_model_costs_is_told_where_it_is_known(desk: Desk) -> None:
+    done = desk.piped("chat", "--db", str(desk.store), "--model", "fake:priced", "hello")
+    assert done.stdout.endswith("  10 in · 10 out · 20 tokens in all · $0.100 in all\n")
 
 
 def test_a_pipe_that_gets_no_answer_ends_with_1(desk: Desk) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from decimal import Decimal
 
-from perdure.harness.messages import ToolResultMessage, UserMessage
+from perdure.harness.messages import ToolResultMessage, Usage, UserMessage
 from perdure.harness.model import ModelRequest
 from perdure.kernel.errors import PerdureError
 from perdure.testing.model import Reply, ScriptedModel, call, calls, fail, say
@@ -71,8 +72,12 @@ async def pace(request: ModelRequest, number: int) -> None:
         writer.close()
 
 
+def price(model: str, usage: Usage, /, *, at: int) -> Decimal | None:
+    return Decimal(usage.output) / 100 if model == "fake:priced" else None
+
+
 def models(default: str) -> ScriptedModel:
-    return ScriptedModel(script, provider="fake", name=default.partition(":")[2], pace=pace)
+    return ScriptedModel(script, provider="fake", name=default.partition(":")[2], pace=pace, price=price)
 
 
 def keyless(default: str) -> ScriptedModel:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Final
 
 from perdure.cli.chat.scripted import SCRIPTED, scripted_model
 from perdure.cli.errors import CommandError
+from perdure.harness.messages import Usage
 from perdure.harness.model import (
     ModelError,
     ModelEvent,
@@ -15,6 +17,7 @@ from perdure.harness.model import (
     ModelRequest,
     Models,
     NoAdapter,
+    Priced,
     installed_models,
 )
 from perdure.kernel.errors import PerdureError
@@ -29,6 +32,7 @@ _ADDRESSES: Final = {
 """The variable that names a server in the provider's place, which may want no key."""
 MOST_ADAPTERS: Final = 100
 """Of one provider that are kept."""
+INSTALL: Final = "pip install 'perdure[models]'"
 TRY: Final = "To try the chat without a key: --model scripted."
 
 
@@ -45,21 +49,16 @@ class Catalogue:
         name = SCRIPTED if model == "scripted" else model
         provider, _, rest = name.partition(":")
         if not (provider and rest):
-            raise CommandError(
-                f"a model is named provider:name, as in anthropic:claude-sonnet-4-5, not {model!r}. {TRY}"
-            )
+            raise CommandError(f"a model is named provider:name, as in anthropic:claude-sonnet-5, not {model!r}. {TRY}")
         try:
             found = self._adapter(name).find(name)
         except NoAdapter as error:
-            raise CommandError(
-                f"{error}.\nInstall the adapters that come with perdure: pip install 'perdure[models]'. {TRY}"
-            ) from error
+            how = f". Install those that come with perdure: {INSTALL}" if INSTALL not in str(error) else ""
+            raise CommandError(f"{error}{how}. {TRY}") from error
         except (PerdureError, ValueError) as error:
             raise CommandError(f"the model {name} cannot be used: {error}. {TRY}") from error
         except ImportError as error:
-            raise CommandError(
-                f"the adapter for {provider!r} lacks {error.name or error}; pip install 'perdure[models]'. {TRY}"
-            ) from error
+            raise CommandError(f"the adapter for {provider!r} lacks {error.name or error}; {INSTALL}. {TRY}") from error
         if found is None:
             raise CommandError(f"the adapter for {provider!r} does not know the model {name!r}")
         variable = KEYS.get(provider)
@@ -91,3 +90,11 @@ class Catalogue:
             return self._adapter(request.model).stream(request)
         except (PerdureError, ValueError, ImportError) as error:
             raise ModelError("other", f"the model {request.model} cannot be asked: {error}") from error
+
+    def price(self, model: str, usage: Usage, /, *, at: int) -> Decimal | None:
+        """What the adapter that was asked says; in a thread, so that none is made here."""
+        for adapter in self._adapters.get(model.partition(":")[0], ()):
+            price = adapter.price if isinstance(adapter, Priced) and adapter.find(model) is not None else None
+            if price is not None:
+                return price(model, usage, at=at)
+        return None
