@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 from chat_paper import Paper
 
+from perdure.cli.chat.run import Terminal
 from perdure.cli.chat.screen import LONGEST_WORD, PlainScreen, whole_input
 from perdure.cli.chat.terminal import MOST_WAITING, LineReader, Writer
 from perdure.cli.secrets import Secrets
@@ -96,6 +98,27 @@ async def test_many_lines_are_not_all_read_ahead(pipe: tuple[int, int]) -> None:
     os.close(pipe[1])
     assert [await reader.line() for _ in range(1000)] == [str(number) for number in range(1000)]
     assert await reader.line() is None
+
+
+async def test_control_c_while_it_stops_is_answered_and_then_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    terminal = Terminal(plain=True)
+    with terminal.signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        while not terminal.impatient:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not ended:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not terminal.leaves:
+            await asyncio.sleep(0)
+    await terminal.finish()
+    assert ended == [130]
+    assert capfd.readouterr().out == ("Ctrl-C again ends this at once; the next start goes on as after a kill.\n")
 
 
 # --- streaming ---------------------------------------------------------------------------------------------------

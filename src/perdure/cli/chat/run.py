@@ -17,7 +17,7 @@ from perdure.cli.chat.places import Places
 from perdure.cli.chat.resumed import resumed
 from perdure.cli.chat.scene import Scene
 from perdure.cli.chat.screen import PlainScreen, Screen
-from perdure.cli.chat.session import Chat
+from perdure.cli.chat.session import INTERRUPTED, Chat
 from perdure.cli.chat.story import Story
 from perdure.cli.chat.terminal import Writer
 from perdure.cli.entries import messages_of
@@ -90,25 +90,27 @@ async def chat(options: Options) -> int:
     terminal = Terminal(plain=options.plain)
     places = Places()
     before = Before(killed=_killed(store), opened_at=SystemClock().wall())
+    opening = Harness.open(
+        SqliteStorage(store),
+        models=catalogue,
+        extensions=[coding_tools()],
+        environment=places.environment_of,
+        instructions=INSTRUCTIONS,
+        on_report=terminal.report,
+    )
     try:
-        async with Harness.open(
-            SqliteStorage(store),
-            models=catalogue,
-            extensions=[coding_tools()],
-            environment=places.environment_of,
-            instructions=INSTRUCTIONS,
-            on_report=terminal.report,
-        ) as harness:
-            places.session = harness.session
-            await _take_mail(harness)
-            conversation = await _conversation(harness, options, catalogue, directory)
-            agent = await _settle(conversation, options, catalogue, directory)
-            terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
-            named_so = (await conversation.info()).name
-            terminal.introduce(
-                f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
-            )
-            await _sit(terminal, harness, conversation, catalogue, options.text, before)
+        with terminal.signals():
+            async with opening as harness:
+                places.session = harness.session
+                await _take_mail(harness)
+                conversation = await _conversation(harness, options, catalogue, directory)
+                agent = await _settle(conversation, options, catalogue, directory)
+                terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
+                named_so = (await conversation.info()).name
+                terminal.introduce(
+                    f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
+                )
+                await _sit(terminal, harness, conversation, catalogue, options.text, before)
         for name in () if harness.closed is None else harness.closed.stragglers:
             terminal.screen.put(line(f"! did not stop: {printable(name)}", "error"))
     except StorageBusy as error:
@@ -127,6 +129,11 @@ class Terminal:
         self.code = 0
         """What the program exits with."""
         self.chat: Chat | None = None
+        """While there is one."""
+        self.leaves = False
+        """It is to leave, from before there was a chat on."""
+        self.impatient = False
+        """Ctrl-C was typed where there is no chat: the next one ends the process."""
         sees = os.isatty(1)
         colours = colours_of(plain=plain, terminal=sees)
         self._writer = Writer(1, encoding=sys.stdout.encoding or "utf-8", on_broken=self._gone)
@@ -149,24 +156,36 @@ class Terminal:
         self.screen.put(line(f"· {printable(report.message)}", "warning"))
 
     @contextmanager
-    def signals(self, chat: Chat) -> Generator[None]:
-        self.chat = chat
+    def signals(self) -> Generator[None]:
+        """From the opening of the store to its closing, which both may take their time."""
         loop = asyncio.get_running_loop()
-        known = {signal.SIGINT: chat.interrupt, signal.SIGTERM: chat.leave, signal.SIGHUP: chat.leave}
+        known = {signal.SIGINT: self._interrupted, signal.SIGTERM: self._leave, signal.SIGHUP: self._leave}
         for number, handle in known.items():
             loop.add_signal_handler(number, handle)
         try:
             yield
         finally:
-            self.chat = None
             for number in known:
                 loop.remove_signal_handler(number)
+
+    def _interrupted(self) -> None:
+        if self.chat is not None:
+            self.chat.interrupt()
+        elif self.impatient:
+            os._exit(INTERRUPTED)  # a kill, which is what everything here is made for
+        else:
+            self.impatient = True
+            self.screen.put(line("Ctrl-C again ends this at once; the next start goes on as after a kill.", "warning"))
+
+    def _leave(self) -> None:
+        self.leaves = True
+        if self.chat is not None:
+            self.chat.leave()
 
     def _gone(self) -> None:
         """Nobody reads what is written."""
         self.code = 1
-        if self.chat is not None:
-            self.chat.leave()
+        self._leave()
 
     async def finish(self) -> None:
         await self._writer.finish()
@@ -202,7 +221,10 @@ async def _sit(
         )
         screen.put(*lines)
         screen.recall(_inputs(scene))
-        with terminal.signals(chat):
+        terminal.chat = chat
+        if terminal.leaves:
+            chat.leave()
+        try:
             harness.resume()
             if terminal.types:
                 if text is not None:
@@ -210,6 +232,8 @@ async def _sit(
                 await chat.attend(events)
             else:
                 await chat.answer_lines(events, text)
+        finally:
+            terminal.chat = None
     terminal.code = terminal.code or chat.code
     if harness.session.failed is None and (story.busy or story.waiting_inputs):
         screen.put(line("Left in the middle of a run; it goes on when the chat is started again.", "warning"))
