@@ -42,7 +42,6 @@ async def test_only_a_draft_makes_a_document() -> None:
         async with session.commit(conversation_id=place) as tx:
             assert await tx.read(Tally) is None
             assert await tx.read(Job) is None
-            assert tx.loaded_draft(Tally) is None
         assert len(storage.batches) == 1
         async with session.commit() as tx:
             await tx.draft(Tally)
@@ -86,7 +85,6 @@ async def test_there_is_one_draft_an_address_a_transaction() -> None:
         first = await tx.draft(Tally)
         first.n = 1
         assert await tx.draft(Tally) is first
-        assert tx.loaded_draft(Tally) is first
         with pytest.raises(ValueError):
             await tx.draft(Other)
 
@@ -192,13 +190,11 @@ async def test_retired_and_made_again_in_one_transaction() -> None:
         async with session.commit() as tx:
             await tx.retire(Tally)
             assert await tx.read(Tally) is None
-            assert tx.loaded_draft(Tally) is None
             with pytest.raises(NotFound):
                 await tx.retire(Tally)
             draft = await tx.draft(Tally)
             draft.n += 5
             assert there(await tx.read(Tally)).n == 5
-            assert tx.loaded_draft(Tally) is draft
         assert there(await session.snapshot(Tally)).n == 5
         assert len(storage.batches[-1].documents) == 2
     async with Session.open(storage) as session:

@@ -180,8 +180,7 @@ async def test_the_documents_of_a_new_fork_are_there_in_its_own_transaction() ->
             draft = await tx.draft(Job, conversation=child)
             draft.n += 10
             assert there(await tx.read(Job, conversation=child)).n == 11
-            loaded = there(tx.loaded_draft(Live, conversation=child))
-            loaded.n += 10
+            (await tx.draft(Live, conversation=child)).n += 10
             (await tx.draft(Draft, conversation=child)).n = 7
         assert await states(session, child) == (11, 12, 7)
         async with session.commit() as tx:

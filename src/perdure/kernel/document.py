@@ -17,7 +17,6 @@ from typing import (
     TYPE_CHECKING,
     ClassVar,
     Final,
-    Literal,
     Self,
     TypeAlias,
     TypeVar,
@@ -32,10 +31,8 @@ from perdure.kernel.draft import DraftObject, Recorder
 from perdure.kernel.errors import DocumentFieldError, DocumentVersionError
 from perdure.kernel.fields import Schema
 from perdure.kernel.json import JsonValue, JsonView, copy_json, same_json
+from perdure.kernel.records import ForkPolicy, History, Scope
 
-DocumentScope: TypeAlias = Literal["session", "conversation", "task"]
-History: TypeAlias = Literal["latest", "rewindable"]
-ForkPolicy: TypeAlias = Literal["as_of", "current", "initial"]
 CheckpointPolicy: TypeAlias = Callable[[int, int, int], bool]
 """From the bytes of the last base, the deltas after it, and their bytes: whether a new base is due."""
 
@@ -82,7 +79,7 @@ class DocumentDefinition:
 
     kind: str
     version: int
-    scope: DocumentScope
+    scope: Scope
     history: History
     fork: ForkPolicy
     family: bool
@@ -96,10 +93,6 @@ class DocumentDefinition:
         """A fresh initial value. Raises DocumentFieldError for a default that does not fit its field."""
         return self.schema.filled({})
 
-    @property
-    def can_migrate(self) -> bool:
-        return self.cls.migrate.__func__ is not Document.migrate.__func__
-
     def migrate(self, value: JsonValue, from_version: int) -> JsonValue:
         """``value`` of an older version as one of this version, checked; itself it is not changed.
 
@@ -108,10 +101,6 @@ class DocumentDefinition:
         migrated = copy_json(self.cls.migrate(copy_json(value), from_version), at=self.kind)
         self.schema.check_value(migrated)
         return self.schema.filled(migrated)
-
-    def validate(self, value: JsonValue) -> None:
-        """Raises DocumentFieldError unless each field in ``value`` is known and fits; it may lack fields."""
-        self.schema.check_value(value)
 
 
 def resolve_version(definition: DocumentDefinition, stored_version: int, value: JsonValue) -> tuple[JsonValue, bool]:
@@ -154,7 +143,7 @@ class Document:
         *,
         kind: str,
         version: int = 1,
-        scope: DocumentScope,
+        scope: Scope,
         history: History | None = None,
         fork: ForkPolicy | None = None,
         family: bool = False,
@@ -305,7 +294,7 @@ def _bind(document: Document, value: JsonValue, draft: DraftObject | None) -> No
 def _check_declaration(
     kind: str,
     version: int,
-    scope: DocumentScope,
+    scope: Scope,
     history: History | None,
     fork: ForkPolicy | None,
     builtin: bool,

@@ -114,10 +114,6 @@ class DocumentFieldError(PerdureError, ValueError):
         self.reason = reason
 
 
-class DocumentRetired(PerdureError):
-    """The document this handle observes was retired; a new one at its address is another document."""
-
-
 class ContextCancelled(PerdureError):
     """The caller's Context was cancelled; the durable work it waited for goes on."""
 

@@ -224,7 +224,7 @@ def canonical_json(value: JsonValue) -> bytes:
 
 def digest(value: JsonValue) -> str:
     """SHA-256 of the canonical encoding, in hex."""
-    return hashlib.sha256(_canonical_encoder.encode(value)).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def same_json(a: JsonValue, b: JsonValue) -> bool:
@@ -235,7 +235,7 @@ def same_json(a: JsonValue, b: JsonValue) -> bool:
         return False
     if isinstance(a, (str, int)) or a is None:
         return a == b
-    return _canonical_encoder.encode(a) == _canonical_encoder.encode(b)
+    return canonical_json(a) == canonical_json(b)
 
 
 def changed_type(back: object, value: object) -> JsonPath | None:

@@ -97,19 +97,6 @@ class TransactionDocuments(TransactionReads):
                 raise NotFound(f"{address}: that task is not live, and documents of an ended task have retired")
         return self._draft(kind, address)
 
-    def loaded_draft(
-        self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
-    ) -> D | None:
-        """The same without reading storage: None when the document is absent or not in memory (for derivations)."""
-        self.check_open()
-        address = self._address(kind, conversation, task, key)
-        if address not in self._drafts:
-            loaded = self.session.documents.peek(address)
-            if loaded is None or self._current(loaded).record is None:
-                return None
-            self._hold(loaded)
-        return self._draft(kind, address)
-
     async def retire(
         self, kind: type[Document], *, conversation: int | None = None, task: int | None = None, key: str = ""
     ) -> None:

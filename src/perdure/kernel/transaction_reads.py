@@ -237,10 +237,6 @@ class TransactionReads:
     def new_conversations(self) -> Mapping[int, ConversationRecord]:
         return self._conversations
 
-    @property
-    def changed_submissions(self) -> Mapping[int, SubmissionRecord]:
-        return self._submissions
-
     async def _lineage(self, conversation_id: int) -> tuple[history.Segment, ...]:
         own = self._conversations.get(conversation_id)
         if own is None:
