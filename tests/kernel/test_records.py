@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -325,3 +325,20 @@ def test_to_raw_checks_before_it_encodes(value: object) -> None:
     """Rule K38."""
     with pytest.raises(NotJson):
         to_raw(value)
+
+
+class Tagged(msgspec.Struct, frozen=True, tag="sealed"):
+    n: int
+
+
+class Sealed(Entry, kind="app.sealed"):
+    state: Literal["open", "shut"] = "open"
+    part: Tagged | None = None
+
+
+@pytest.mark.parametrize("wrong", [{"state": "hunter2"}, {"part": {"type": "hunter2", "n": 1}}])
+def test_what_is_wrong_with_an_entry_is_said_without_its_contents(wrong: dict[str, Any]) -> None:
+    """Rule K136."""
+    with pytest.raises(NotJson, match=r"app\.sealed") as refused:
+        Sealed(**wrong).to_json()
+    assert "hunter2" not in str(refused.value)

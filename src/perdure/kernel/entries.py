@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast, dataclass_transform
 import msgspec
 
 from perdure.kernel.errors import NotJson
+from perdure.kernel.fields import reason_of
 from perdure.kernel.json import JsonValue, copy_json, path_text, same_json
 from perdure.kernel.records import EntryRecord
 
@@ -51,7 +52,8 @@ class Entry:
         try:
             back = msgspec.convert(data, type(self))
         except msgspec.ValidationError as error:
-            raise NotJson(self.kind, f"it could not be read again: {error}") from None
+            reason, below = reason_of(error)
+            raise NotJson(self.kind + below, f"it could not be read again: {reason}") from None
         for name in _names(type(self)):
             value: object = getattr(back, name)
             if value != getattr(self, name) or not same_json(_json(self.kind, name, value), data[name]):

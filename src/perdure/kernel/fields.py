@@ -78,7 +78,7 @@ class Schema:
             stored: JsonValue = msgspec.json.decode(msgspec.json.encode(value))
             back: object = msgspec.convert(stored, hint)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            raise DocumentFieldError(at, _reason(error)[0]) from None
+            raise DocumentFieldError(at, reason_of(error)[0]) from None
         if back != value or changed_type(back, value) is not None:
             raise DocumentFieldError(at, f"this {type(value).__name__} would not come back from JSON as it is")
         return stored
@@ -115,7 +115,7 @@ class Schema:
         try:
             taken: object = msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
-            reason, below = _reason(error)
+            reason, below = reason_of(error)
             if "[...]" in below and isinstance(value, dict):  # it does not say which key: ask one by one
                 for key, item in value.items():
                     self.check_set((*path, key), item)
@@ -296,7 +296,7 @@ def _check_type(hint: object, at: str) -> bool:
 _PLACE = re.compile(r" - at `\$(.*)`$")
 
 
-def _reason(error: Exception) -> tuple[str, str]:
+def reason_of(error: Exception) -> tuple[str, str]:
     """What a msgspec error says, without the value, and the path below the value it complains of."""
     text = str(error)
     place = _PLACE.search(text)
@@ -305,6 +305,8 @@ def _reason(error: Exception) -> tuple[str, str]:
         text = text[: place.start()]
     if text.startswith("Invalid enum value"):
         text = "not one of the values its Literal allows"
+    elif text.startswith("Invalid value"):
+        text = "the tag of no Struct its type allows"
     return text, below
 
 
