@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -597,6 +598,29 @@ def test_a_reader_that_goes_away_ends_it(desk: Desk) -> None:
     _, errors = process.communicate(b"hello\nagain\n", timeout=60)
     assert (process.returncode, errors) == (1, b"")
     assert "not open\n" in desk.piped("inspect", str(desk.store)).stdout
+
+
+def test_a_disk_that_is_full_ends_it_with_the_cause(desk: Desk) -> None:
+    """Files may not grow beyond 300 KiB here: the store takes some of the lines and not all."""
+    program = Path(sys.executable).parent / "perdure"
+    words = [program, "chat", "--db", desk.store, "--model", "fake:one"]
+    done = subprocess.run(
+        words,
+        cwd=desk.work,
+        env=desk.env,
+        input=("word " * 4000 + "\n") * 40,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300 * 1024, 300 * 1024)),
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "! the session ended: StorageError: " in done.stdout
+    assert "could not be written to" in done.stdout
+    again = desk.piped("chat", "--db", str(desk.store), "--continue", lines="hello\n")
+    assert again.returncode == 0
+    assert "You said: hello" in again.stdout
 
 
 def test_what_another_terminal_sends_is_seen(desk: Desk) -> None:

@@ -87,7 +87,7 @@ class Chat:
         except WatchEnded as ended:
             self._fail(ended)
 
-    def _fail(self, ended: WatchEnded) -> None:
+    def _fail(self, ended: WatchEnded | SessionFailed) -> None:
         """The session is over."""
         cause = ended.cause
         words = f"{type(cause).__name__}: {cause}" if cause is not None else str(ended)
@@ -134,7 +134,7 @@ class Chat:
                     return
                 text = await whole_input(reader)
             await self._tell_until_idle(events)
-        except WatchEnded as ended:
+        except (WatchEnded, SessionFailed) as ended:
             self._fail(ended)
 
     async def _tell_until_idle(self, events: Events) -> None:
@@ -194,6 +194,8 @@ class Chat:
                 return None
             return await self._submit(said.text, steer=said.steer)
         except SessionFailed:
+            if self._piped:
+                raise
             return None  # whoever follows the events says it
         except (PerdureError, ValueError) as error:
             self._screen.put(line(f"! {printable(str(error))}", "error"))
