@@ -8,7 +8,8 @@ import hashlib
 import os
 import resource
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -304,8 +305,8 @@ async def test_file_operations_leave_no_descriptor_open(env: LocalEnvironment, w
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.fixture
-def few_descriptors() -> Iterator[None]:
+@contextmanager
+def few_descriptors() -> Generator[None]:
     """No more than thirty beside those that are open now."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
@@ -316,13 +317,12 @@ def few_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_a_path_that_goes_to_and_fro_takes_no_descriptors(
-    env: LocalEnvironment, work: Path, few_descriptors: None
-) -> None:
+async def test_a_path_that_goes_to_and_fro_takes_no_descriptors(env: LocalEnvironment, work: Path) -> None:
     """They are the whole host's, and its store needs some, too."""
     (work / "around").symlink_to("sub/../" * 100)
-    assert await env.read_file("sub/../" * 500 + "file") == b"content"
-    assert await env.read_file("around/around/file") == b"content"
+    with few_descriptors():
+        assert await env.read_file("sub/../" * 500 + "file") == b"content"
+        assert await env.read_file("around/around/file") == b"content"
 
 
 async def test_a_path_has_a_bound(env: LocalEnvironment, work: Path) -> None:
