@@ -317,15 +317,16 @@ def test_what_waits_after_a_failed_run_is_told(desk: Desk) -> None:
 
 
 def test_conversations_are_found_again(desk: Desk) -> None:
-    def once(*words: str, model: str | None = None) -> str:
+    def once(*words: str, model: str | None = None, until: str = IDLE) -> str:
         chat = desk.chat(*words, model=model)
-        chat.see(IDLE)
+        chat.see(until, IDLE)
         chat.enter("/quit")
         assert chat.end() == 0
         return chat.text()
 
-    assert "conversation 1 in" in once("hello", model="fake:one")
-    shown = once("hello two", "--name", "other")
+    # What is given on the command line is said when the chat is idle already: only the answer tells that it was.
+    assert "conversation 1 in" in once("hello", model="fake:one", until="You said: hello")
+    shown = once("hello two", "--name", "other", until="You said: hello two")
     assert "conversation 1 in" not in shown
     assert "> hello two\n" in shown
     shown = once("--continue")
