@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -106,3 +107,31 @@ async def test_a_rollback_of_a_read_that_fails_too_hides_nothing(
         await line.storage.entry(1)
     monkeypatch.undo()
     await line.storage.close()
+
+
+async def test_a_commit_is_readable_only_once_it_was_published(tmp_path: Path) -> None:
+    """K61: what awaits a commit's future runs before a reader that saw the commit stored."""
+    line = await opened(tmp_path / "store.db")
+    storage = line.storage
+    assert isinstance(storage, SqliteStorage)
+    opening = storage._opening
+    assert opening is not None
+    writer = opening.writer
+    assert writer is not None
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+    stored: asyncio.Future[None] = loop.create_future()
+    stored.add_done_callback(lambda _: order.append("published"))
+    writer._seq = 1
+
+    async def reader() -> None:
+        await writer.settled(1)
+        order.append("read")
+
+    # The reader comes back to the loop before the writer's word is acted on, in the same turn of the loop.
+    reading = asyncio.ensure_future(reader())
+    writer._end([stored], 1, None)
+    await reading
+    assert order == ["published", "read"]
+    writer._seq = 0
+    await storage.close()

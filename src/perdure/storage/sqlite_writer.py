@@ -205,10 +205,7 @@ class Writer:
             await asyncio.wait([self._settling])
 
     def _end(self, futures: list[asyncio.Future[None]], seq: int | None, failure: StorageError | None) -> None:
-        if seq is not None:
-            self._settled_seq = seq
         if failure is not None:
-            self._over = True
             self._refusal = self._refusal or failure
         for future in futures:
             if future.done():
@@ -218,6 +215,13 @@ class Writer:
             else:
                 future.set_exception(failure)
                 future.exception()  # the session that fails on the first need not look at every later one
+        # After the futures' callbacks, which publish these commits: a reader that saw one goes on only then.
+        self._loop.call_soon(self._let_read, seq, failure is not None)
+
+    def _let_read(self, seq: int | None, over: bool) -> None:
+        if seq is not None:
+            self._settled_seq = seq
+        self._over = self._over or over
         self._settling.set_result(None)
         self._settling = self._loop.create_future()
 
