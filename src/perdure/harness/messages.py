@@ -101,7 +101,7 @@ class ToolResultMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="ro
     content: tuple[UserPart, ...]
     is_error: bool = False
     code: str | None = None
-    """For errors the harness wrote: one of the codes of rule H (errors of tools)."""
+    """For errors the harness wrote: one of the codes of rule H101."""
 
     @property
     def text(self) -> str:
