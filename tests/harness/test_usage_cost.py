@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kit import Hold, opened, rest, until
 
 from perdure.events import UsageChanged
-from perdure.harness.cost import MOST_DOLLARS, PATIENCE
+from perdure.harness.cost import MOST_DOLLARS, MOST_WAITING, PATIENCE
 from perdure.harness.documents import ModelTotals, UsageTotals
 from perdure.harness.messages import Usage
 from perdure.harness.model import Priced
@@ -271,10 +271,11 @@ async def test_a_table_that_failed_is_asked_again_h158() -> None:
 
 
 async def test_a_table_that_hangs_is_told_once_and_asked_no_more_h158() -> None:
-    clock, hang, asked = ManualClock(), threading.Event(), []
+    clock, reached, hang, asked = ManualClock(), threading.Event(), threading.Event(), []
 
     def price(_model: str, _usage: Usage, /, *, at: int) -> Decimal | None:
         asked.append(at)
+        reached.set()
         hang.wait()
         return Decimal(1)
 
@@ -284,6 +285,7 @@ async def test_a_table_that_hangs_is_told_once_and_asked_no_more_h158() -> None:
             root = await harness.root()
             submission = await root.submit("hi")
             await until(lambda: clock.sleeping == 1)
+            await asyncio.to_thread(reached.wait)
             await clock.advance(PATIENCE)
             assert (await submission.answer()).text == "x"
             assert (await (await root.submit("hi")).answer()).text == "x"
@@ -293,6 +295,57 @@ async def test_a_table_that_hangs_is_told_once_and_asked_no_more_h158() -> None:
     assert (used.requests, used.cost, used.unpriced) == (2, None, 2)
     assert [report.type for report in reports] == ["price_lookup_failed"]
     assert len(asked) == 1
+
+
+async def test_lookups_one_after_another_take_no_thread_each_h158() -> None:
+    """Starting one takes many times what a lookup does."""
+    table = Table()
+    async with opened(ScriptedModel(say("x"), price=table)) as harness:
+        root = await harness.root()
+        for _ in range(20):
+            await (await root.submit("hi")).wait()
+    assert len(table.asked) == 20
+    assert len(table.threads) == 1
+
+
+async def test_lookups_at_the_same_time_do_not_wait_for_each_other_and_leave_few_threads_h158() -> None:
+    together = threading.Barrier(20)
+
+    def price(_model: str, _usage: Usage, /, *, at: int) -> Decimal | None:
+        together.wait(60)
+        return Decimal(1)
+
+    async with opened(ScriptedModel(say("x"), price=price)) as harness:
+        several = [await harness.create_conversation() for _ in range(20)]
+        for submission in [await one.submit("hi") for one in several]:
+            await submission.wait()
+        assert (await harness.usage()).cost == 20
+        async with asyncio.timeout(60):
+            while sum(thread.name == "perdure-price" for thread in threading.enumerate()) > MOST_WAITING:
+                await rest()
+
+
+async def test_a_table_that_hangs_holds_up_no_other_harness_h158() -> None:
+    reached, hang = threading.Event(), threading.Event()
+
+    def stuck(_model: str, _usage: Usage, /, *, at: int) -> Decimal | None:
+        reached.set()
+        hang.wait()
+        return Decimal(1)
+
+    try:
+        async with (
+            opened(ScriptedModel(say("x"), price=stuck)) as one,
+            opened(ScriptedModel(say("x"), price=Table())) as other,
+        ):
+            await (await one.root()).submit("hi")
+            await asyncio.to_thread(reached.wait)
+            root = await other.root()
+            await (await root.submit("hi")).wait()
+            assert (await root.usage()).unpriced == 0
+            hang.set()
+    finally:
+        hang.set()
 
 
 async def test_a_run_is_aborted_while_its_price_is_looked_up_h158() -> None:
@@ -353,6 +406,36 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+FORKED = """
+import asyncio, os
+from decimal import Decimal
+from kit import opened
+from perdure.testing.model import ScriptedModel, say
+
+def price(_model, _usage, /, *, at):
+    return Decimal(1)
+
+async def main():
+    async with opened(ScriptedModel(say("x"), price=price)) as harness:
+        root = await harness.root()
+        await (await root.submit("hi")).wait()
+        print((await root.usage()).cost, flush=True)
+
+asyncio.run(main())
+if os.fork() == 0:
+    asyncio.run(main())
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_process_that_is_forked_off_asks_threads_of_its_own_h158() -> None:
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    out = subprocess.run(command, stdout=subprocess.PIPE, env=env, text=True, timeout=60).stdout
+    assert out.split() == ["1.000000000"] * 2
 
 
 def test_a_table_that_hangs_does_not_keep_the_process_from_ending_h158() -> None:

@@ -7,12 +7,14 @@ and nothing else.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from decimal import ROUND_HALF_EVEN, Context, Decimal
-from threading import Thread
-from typing import Final
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Final, TypeAlias
 
 from typing_extensions import ParamSpec, TypeVar, override
 
@@ -29,8 +31,12 @@ PATIENCE: Final = 5.0
 """Seconds a lookup may take."""
 MOST_DOLLARS: Final = 10_000
 """What one attempt may cost; more is a mistake of the table. A total of a million such still fits its 64 bits."""
+MOST_WAITING: Final = 4
+"""Threads kept for the next lookup. Starting one takes more than most lookups do."""
 UNTOLD: Final = Usage()
 """Every request takes tokens: none means that the provider did not tell."""
+_Queue: TypeAlias = "SimpleQueue[Callable[[Callable[[], None]], None]]"
+"""Calls, each given what says that its thread is free again."""
 _EXACT: Final = Context(prec=60, rounding=ROUND_HALF_EVEN, traps=[])
 
 
@@ -112,18 +118,53 @@ def _no_price(found: object) -> str | None:
 
 
 class _Threads(Executor):
-    """A thread a call; a daemon, unlike asyncio's own, so that one that hangs does not keep the process from ending."""
+    """A thread a call under way: one that waits for work, else a new one. All harnesses share them.
+
+    They are daemons, unlike asyncio's own, so that one that hangs does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._waiting: list[_Queue] = []
+
+    def forget(self) -> None:
+        """A process that was forked off has none of the threads of the other."""
+        self.__init__()
 
     @override
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """``fn`` must not raise."""
         future: Future[T] = Future()
 
-        def run() -> None:
+        def run(free: Callable[[], None]) -> None:
             if future.set_running_or_notify_cancel():
-                future.set_result(fn(*args, **kwargs))
+                result = fn(*args, **kwargs)
+                free()  # before the next call can come
+                future.set_result(result)
+            else:
+                free()
 
-        Thread(target=run, name="perdure-price", daemon=True).start()
+        with self._lock:
+            found = self._waiting.pop() if self._waiting else None
+        queue: _Queue = SimpleQueue() if found is None else found
+        if found is None:
+            Thread(target=self._work, args=(queue,), name="perdure-price", daemon=True).start()
+        queue.put(run)
         return future
+
+    def _work(self, queue: _Queue) -> None:
+        kept = True
+
+        def free() -> None:
+            nonlocal kept
+            with self._lock:
+                kept = len(self._waiting) < MOST_WAITING
+                if kept:
+                    self._waiting.append(queue)
+
+        while kept:
+            queue.get()(free)
 
 
 _THREADS: Final = _Threads()
+os.register_at_fork(after_in_child=_THREADS.forget)
