@@ -304,6 +304,17 @@ def test_feeding_what_is_new_copies_and_changes_nothing_of_what_was_h62() -> Non
     assert (len(first), len(second)) == (4, 6)
 
 
+def test_a_message_is_decoded_where_somebody_first_looks_at_it_h62() -> None:
+    context = scratch([user(1, "go"), answer(2, "look", [("a", 90)]), result(3, "a", 90), answer(4, "done")])
+    first, second = context.messages(), context.messages()
+    assert all(type(piece) is bytes for piece in first._list[1:])
+    last = first[-1]
+    assert (first[-1], second[-1], second[3:][0]) == (last, last, last)
+    assert first[-1] is last
+    assert second[3] is last
+    assert all(type(piece) is bytes for piece in first._list[1:-1])
+
+
 # --- properties -----------------------------------------------------------------------------------------------
 
 
@@ -389,6 +400,17 @@ def test_fed_one_by_one_it_is_what_a_fresh_reader_derives_h62(entries: list[Entr
         handed_out.append((view, fresh))
     for view, then in handed_out:
         assert list(view) == then, "what was handed out never changes"
+
+
+@given(histories())
+def test_what_nobody_looked_at_meanwhile_is_the_same_h62(entries: list[EntryRecord]) -> None:
+    context = ModelContext()
+    handed_out: list[Sequence[Message]] = []
+    for e in entries:
+        assert context.feed(e)
+        handed_out.append(context.messages())
+    for at, view in enumerate(handed_out):
+        assert list(view) == list(scratch(entries[: at + 1]).messages())
 
 
 @given(histories())

@@ -161,7 +161,7 @@ async def test_what_contexts_weigh_is_counted_through_edits_heads_and_evictions_
         held = contexts._held
         assert len(held) == 2
         for one in held.values():
-            assert one.context.bytes == sum(item.bytes for item in one.context._items)
+            assert one.context.bytes == sum(one.context._weights)
             assert one.pending_bytes == sum(map(weight, one.pending))
         assert contexts._bytes == sum(one.counted for one in held.values())
         assert min(one.bytes for one in held.values()) < 3_000 < max(one.bytes for one in held.values())

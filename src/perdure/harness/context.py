@@ -2,15 +2,17 @@
 
 A ModelContext is fed the entries of one conversation in order and gives, at any point, the messages a request sends:
 from the newest head on, edits applied, every call followed by exactly its results. Feeding one more entry costs that
-entry; what was handed out before never changes and is shared, not copied.
+entry; what was handed out before never changes and is shared, not copied. Messages are kept as they are stored,
+and decoded where somebody first looks at them.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeAlias, overload
 
 import msgspec
 from typing_extensions import override
@@ -31,7 +33,7 @@ from perdure.harness.messages import (
     ToolResultMessage,
     decode_messages,
 )
-from perdure.kernel.records import EMPTY_LIST, NULL, EntryRecord
+from perdure.kernel.records import NULL, EntryRecord
 
 LEFT_OUT = frozenset({"error", "aborted"})
 """Stop reasons of answers that the model never sees again (rule H60)."""
@@ -46,13 +48,20 @@ def weight(entry: EntryRecord) -> int:
     return OVERHEAD + len(entry.raw_messages)
 
 
+_Piece: TypeAlias = Message | bytes
+"""A message, or the JSON list that holds it alone."""
+
+
 class Messages(Sequence[Message]):
-    """The first messages of a list that may have grown since. Reading it is safe for as long as one likes."""
+    """The first messages of a list that may have grown since. Reading it is safe for as long as one likes.
+
+    A message is decoded when it is first looked at, and is the same object in every request from then on.
+    """
 
     __slots__ = ("_list", "_start", "_stop")
 
-    def __init__(self, messages: list[Message], start: int, stop: int) -> None:
-        self._list = messages
+    def __init__(self, pieces: list[_Piece], start: int, stop: int) -> None:
+        self._list = pieces
         self._start = start
         self._stop = stop
 
@@ -67,40 +76,40 @@ class Messages(Sequence[Message]):
     @override
     def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
         if isinstance(index, slice):
-            return [self._list[self._start + at] for at in range(*index.indices(len(self)))]
+            return [self._at(self._start + at) for at in range(*index.indices(len(self)))]
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
             raise IndexError(f"message {index} of {len(self)}")
-        return self._list[self._start + at]
+        return self._at(self._start + at)
 
     @override
     def __iter__(self) -> Iterator[Message]:
         for at in range(self._start, self._stop):
-            yield self._list[at]
+            yield self._at(at)
 
     @override
     def __repr__(self) -> str:
         return f"<Messages, {len(self)}>"
 
+    def _at(self, place: int) -> Message:
+        piece = self._list[place]
+        if type(piece) is bytes:
+            (piece,) = decode_messages(piece)
+            self._list[place] = piece
+        return piece  # pyright: ignore[reportReturnType]  # type() narrows no alias
+
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One entry of the context, decoded once."""
+    """One entry of the context that is more to it than one message to be passed on."""
 
-    id: int
-    kind: str
-    messages: tuple[Message, ...]
-    tasks: tuple[int, ...]
+    system: bool
+    raw: bytes
+    tasks: tuple[int, ...] = ()
     """Of an answer: the task of each call. Of a result: the task of its call, alone."""
-    bytes: int
 
 
-@dataclass(slots=True)
-class _Mark:
-    """Where an item begins in the list, and whether no call before it waits for a result there."""
-
-    offset: int
-    clean: bool
+_NOTHING = _Item(False, b"[]")
 
 
 @dataclass(slots=True)
@@ -123,13 +132,16 @@ class ModelContext:
 
     __slots__ = (
         "_baseline",
+        "_before",
         "_edits",
-        "_items",
+        "_ids",
         "_leading",
         "_list",
-        "_marks",
+        "_odd",
         "_open",
+        "_places",
         "_shared",
+        "_weights",
         "bytes",
         "invalid",
         "marker",
@@ -146,20 +158,26 @@ class ModelContext:
         """The newest entry that was fed."""
         self.invalid: list[int] = []
         """Entries whose messages no model could read; they are left out."""
-        self.bytes = 0
-        """What its entries weigh together."""
-        self._items: list[_Item] = []
-        """In id order, but for a marker that points back: that one is first."""
-        self._edits: dict[int, tuple[Message, ...]] = {}
+        self._edits: dict[int, list[Message]] = {}
+        self._before: list[tuple[int, _Item | _Piece, int]] = []
+        """What was fed before the newest head and is kept by it, until that comes: id, item and weight of each."""
         self._reset()
 
     def _reset(self) -> None:
+        self.bytes = 0
+        """What its entries weigh together."""
+        # Of each entry, in id order, but for a marker that points back: that one is first.
+        self._ids = array("q")
+        self._places = array("q")
+        """Twice where it begins in the list, and one more if no call before it waits for a result there."""
+        self._weights = array("q")
+        self._odd: dict[int, _Item] = {}
+        """By entry. An entry that is not here stands for the one message in its place."""
         # The first place is the leading system message's; before there is one, handed-out messages begin behind it.
-        self._list: list[Message] = [SystemMessage("")]
+        self._list: list[_Piece] = [SystemMessage("")]
         self._leading = False
         self._baseline: int | None = None
         """The first system entry since the newest head."""
-        self._marks: list[_Mark] = []
         self._open: list[_Call] = []
         self._shared = 0
         """So many messages of the list may be in somebody's hands."""
@@ -172,23 +190,24 @@ class ModelContext:
         False: it is a head that reaches back before the entries this context holds. The context is then of no use any
         more; a new one must be fed from that head on.
         """
-        assert entry.id > self.through, "entries are fed in order, once each"
-        self.through = entry.id
+        id = entry.id
+        assert id > self.through, "entries are fed in order, once each"
+        self.through = id
         for edit in entry.edits:
             if edit.entry >= self.start:
-                self._edits[edit.entry] = () if edit.replace == NULL else self._decode(entry.id, edit.replace)
-        if self.marker is not None and entry.id < self.marker:
+                self._edits[edit.entry] = [] if edit.replace == NULL else self._decode(id, edit.replace)
+        if self.marker is not None and id < self.marker:
             # Before the newest head: what it keeps. A system entry is replaced by the baseline that follows the head,
             # and an older marker that points back told of what the newest one tells of.
-            if entry.kind != SYSTEM and entry.head in (None, entry.id):
-                item = self._read(entry)
-                self._items.append(item)
-                self.bytes += item.bytes
+            if entry.kind != SYSTEM and entry.head in (None, id):
+                self._before.append((id, self._read(entry), weight(entry)))
+                self.bytes += weight(entry)
             return True
         if entry.head is not None:
             return self._begin(entry, entry.head)
-        self._edit([edit.entry for edit in entry.edits])
-        self._add(self._read(entry))
+        if entry.edits:
+            self._edit([edit.entry for edit in entry.edits])
+        self._add(id, self._read(entry), weight(entry))
         return True
 
     def _begin(self, marker: EntryRecord, head: int) -> bool:
@@ -196,19 +215,24 @@ class ModelContext:
         if head < self.start:
             return False
         pointed_back = self.marker if self.start != self.marker else None
-        kept = [i for i in self._items if i.id >= head and i.kind != SYSTEM and i.id != pointed_back]
+        kept = [item for item in (*self._before, *self._items(0)) if item[0] >= head and item[0] != pointed_back]
         self._edits = {id: edit for id, edit in self._edits.items() if id >= head}
         self.marker, self.start = marker.id, head
-        self._items = []
-        self.bytes = 0
+        self._before = []
         self._reset()
-        self._add(self._read(marker))
-        for item in kept:
-            self._add(item)
+        self._add(marker.id, self._read(marker), weight(marker))
+        for id, item, weighs in kept:
+            if not (isinstance(item, _Item) and item.system):
+                self._add(id, item, weighs)
         return True
 
-    def _read(self, entry: EntryRecord) -> _Item:
-        messages = () if entry.raw_messages == EMPTY_LIST else self._decode(entry.id, entry.raw_messages)
+    def _read(self, entry: EntryRecord) -> _Item | bytes:
+        messages = self._decode(entry.id, entry.raw_messages)
+        if not messages:
+            return _NOTHING if entry.kind != SYSTEM else _Item(True, b"[]")
+        raw = bytes(entry.raw_messages)
+        if len(messages) == 1 and entry.kind != SYSTEM and _plain(messages[0]):
+            return raw
         tasks: tuple[int, ...] = ()
         try:
             if entry.kind == ASSISTANT:
@@ -217,14 +241,14 @@ class ModelContext:
                 tasks = (entry.data_as(ToolResultData).task,)
         except msgspec.ValidationError:
             pass  # an entry of another program: its calls are told apart by their labels alone
-        return _Item(entry.id, entry.kind, messages, tasks, weight(entry))
+        return _Item(entry.kind == SYSTEM, raw, tasks)
 
-    def _decode(self, entry: int, raw: msgspec.Raw) -> tuple[Message, ...]:
+    def _decode(self, entry: int, raw: msgspec.Raw) -> list[Message]:
         try:
-            return tuple(decode_messages(raw))
+            return decode_messages(raw)
         except msgspec.MsgspecError:
             self.invalid.append(entry)
-            return ()
+            return []
 
     def _edit(self, targets: Sequence[int]) -> None:
         """Edits of entries that were fed before: derive anew from the last point before them that no call crosses."""
@@ -232,62 +256,81 @@ class ModelContext:
         if not places:
             return
         at = min(places)
-        while not self._marks[at].clean:
+        while not self._places[at] & 1:
             at -= 1
-        again = self._items[at:]
-        if self._baseline is not None and any(item.id == self._baseline for item in again):
+        again = list(self._items(at))
+        if self._baseline is not None and any(id == self._baseline for id, _, _ in again):
             self._baseline = None
             self._leading = False
-        self._list = self._list[: self._marks[at].offset]
+        self._list = self._list[: self._places[at] >> 1]
         self._shared = 0
-        del self._items[at:], self._marks[at:]
-        self.bytes -= sum(item.bytes for item in again)
+        self.bytes -= sum(self._weights[at:])
+        del self._ids[at:], self._places[at:], self._weights[at:]
         self._open.clear()
-        for item in again:
-            self._add(item)
+        for id, item, weighs in again:
+            self._add(id, item, weighs)
 
     def _place(self, entry: int) -> int | None:
-        """Where an entry stands among the items."""
-        items = self._items
-        if not items:
+        """Where an entry stands among the others."""
+        ids = self._ids
+        if not ids:
             return None
-        if items[0].id == entry:
+        if ids[0] == entry:
             return 0
-        at = bisect_left(items, entry, lo=1, key=lambda item: item.id)
-        return at if at < len(items) and items[at].id == entry else None
+        at = bisect_left(ids, entry, lo=1)
+        return at if at < len(ids) and ids[at] == entry else None
 
-    def _add(self, item: _Item) -> None:
-        self._items.append(item)
-        self.bytes += item.bytes
-        self._marks.append(_Mark(len(self._list), not self._open))
-        messages = self._edits.get(item.id, item.messages)
-        if item.kind == SYSTEM and self._baseline is None:
-            self._baseline = item.id
+    def _items(self, at: int) -> Iterator[tuple[int, _Item | _Piece, int]]:
+        """The entries from that place on: id, item and weight of each."""
+        for place in range(at, len(self._ids)):
+            id = self._ids[place]
+            item = self._odd.get(id)
+            if item is None:
+                # Of one that was edited nothing of its own is needed any more.
+                item = _NOTHING if id in self._edits else self._list[self._places[place] >> 1]
+            yield id, item, self._weights[place]
+
+    def _add(self, id: int, item: _Item | _Piece, weighs: int) -> None:
+        self._ids.append(id)
+        self._places.append(2 * len(self._list) + (not self._open))
+        self._weights.append(weighs)
+        self.bytes += weighs
+        edit = self._edits.get(id)
+        if not isinstance(item, _Item):
+            if edit is None:
+                self._list.append(item)
+                return
+            item = _NOTHING
+        self._odd[id] = item
+        messages = decode_messages(item.raw) if edit is None else edit
+        pieces: Sequence[_Piece] = (item.raw,) if edit is None and len(messages) == 1 else messages
+        if item.system and self._baseline is None:
+            self._baseline = id
             if messages and isinstance(messages[0], SystemMessage):
                 # Views handed out so far begin behind the first place: it may be written.
                 self._leading = True
                 self._list[0] = messages[0]
-                messages = messages[1:]
-        for message in messages:
+                messages, pieces = messages[1:], pieces[1:]
+        for message, piece in zip(messages, pieces, strict=True):
             if isinstance(message, AssistantMessage):
-                self._answer(message, item)
+                self._answer(message, piece, item)
             elif isinstance(message, ToolResultMessage):
-                self._result(message, item)
+                self._result(message, piece, item)
             else:
-                self._list.append(message)
+                self._list.append(piece)
 
-    def _answer(self, message: AssistantMessage, item: _Item) -> None:
+    def _answer(self, message: AssistantMessage, piece: _Piece, item: _Item) -> None:
         if message.stop_reason in LEFT_OUT:
             return
         answer = len(self._list)
-        self._list.append(message)
+        self._list.append(piece)
         calls = message.tool_calls
         tasks = item.tasks if len(item.tasks) == len(calls) else (None,) * len(calls)
         for call, task in zip(calls, tasks, strict=True):
             self._open.append(_Call(len(self._list), call.id, task, answer))
             self._list.append(_missing(call))
 
-    def _result(self, message: ToolResultMessage, item: _Item) -> None:
+    def _result(self, message: ToolResultMessage, piece: _Piece, item: _Item) -> None:
         """Put a result behind its call; without one it is dropped (rules H58, H59)."""
         at = self._find(message.call_id, item.tasks[0] if item.tasks else None)
         if at is None:
@@ -297,7 +340,7 @@ class ModelContext:
             # Somebody holds a context in which this result was missing: theirs stays as it was.
             self._list = list(self._list)
             self._shared = 0
-        self._list[slot] = message
+        self._list[slot] = piece
 
     def _find(self, call_id: str, task: int | None) -> int | None:
         """Which open call a result is for: its task's; else of the nearest answer with that id, the first."""
@@ -320,6 +363,18 @@ class ModelContext:
         """The context as it is now. What is fed later does not show in it."""
         self._shared = len(self._list)
         return Messages(self._list, 0 if self._leading else 1, len(self._list))
+
+
+def _plain(message: Message) -> bool:
+    """Whether it is passed on as it is, whatever stands around it."""
+    if isinstance(message, AssistantMessage):
+        if message.stop_reason in LEFT_OUT:
+            return False
+        for part in message.content:  # noqa: SIM110  # of a long history each of them comes by here
+            if isinstance(part, ToolCallPart):
+                return False
+        return True
+    return not isinstance(message, ToolResultMessage)
 
 
 def _missing(call: ToolCallPart) -> ToolResultMessage:

@@ -14,23 +14,23 @@ import msgspec
 from perdure.kernel.records import EMPTY_OBJECT
 
 
-class Text(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text"):
     text: str
 
 
-class Image(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
+class Image(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="image"):
     media_type: str
     data: str
     """Base64."""
 
 
-class Thinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking", omit_defaults=True):
+class Thinking(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="thinking", omit_defaults=True):
     text: str
     signature: str | None = None
     """What the provider wants back unchanged with the next request."""
 
 
-class ToolCallPart(msgspec.Struct, frozen=True, tag_field="type", tag="tool_call"):
+class ToolCallPart(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
     id: str
     """The provider's label; it may repeat. The call's own id is its task's."""
     name: str
@@ -43,7 +43,7 @@ AssistantPart: TypeAlias = Text | Thinking | ToolCallPart
 StopReason: TypeAlias = Literal["stop", "length", "tool_use", "error", "aborted"]
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Tokens of one model attempt. ``input`` counts what was neither read from nor written to the cache."""
 
     input: int = 0
@@ -63,11 +63,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-class SystemMessage(msgspec.Struct, frozen=True, tag_field="role", tag="system"):
+class SystemMessage(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="system"):
     text: str
 
 
-class UserMessage(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
+class UserMessage(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
     content: tuple[UserPart, ...]
 
     @property
@@ -76,7 +76,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag_field="role", tag="user"):
 
 
 class AssistantMessage(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="assistant", omit_defaults=True
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="assistant", omit_defaults=True
 ):
     content: tuple[AssistantPart, ...]
     provider: str
@@ -95,7 +95,9 @@ class AssistantMessage(
         return tuple(part for part in self.content if isinstance(part, ToolCallPart))
 
 
-class ToolResultMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool", omit_defaults=True):
+class ToolResultMessage(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True
+):
     call_id: str
     name: str
     content: tuple[UserPart, ...]
@@ -118,7 +120,7 @@ def encode_messages(messages: Sequence[Message]) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(list(messages)))
 
 
-def decode_messages(raw: msgspec.Raw) -> list[Message]:
+def decode_messages(raw: msgspec.Raw | bytes) -> list[Message]:
     """Raises msgspec.ValidationError if an entry's messages are not of these shapes."""
     return _decoder.decode(raw)
 
