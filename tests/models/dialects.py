@@ -16,8 +16,17 @@ CHUNK = 7
 """Characters a delta."""
 
 
-def chunks(text: str) -> list[str]:
+def chunks(text: str, halves: bool = False) -> list[str]:
+    if halves:
+        units = text.encode("utf-16-le")
+        text = "".join(chr(int.from_bytes(units[at : at + 2], "little")) for at in range(0, len(units), 2))
     return [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]
+
+
+def dumps(event: dict[str, Any]) -> str:
+    """As characters, like providers do, where they are whole ones."""
+    text = json.dumps(event, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(event)
 
 
 R = TypeVar("R", bound=Rules, covariant=True)
@@ -58,7 +67,7 @@ class Chat(Dialect[ChatRules]):
         super().__init__(ChatRules())
 
     def frame(self, event: dict[str, Any]) -> str:
-        return f"data: {json.dumps(event)}\n\n"
+        return f"data: {dumps(event)}\n\n"
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
         return {
@@ -81,20 +90,20 @@ class Chat(Dialect[ChatRules]):
             }
 
         yield chunk({"role": "assistant", "content": ""})
-        for text in chunks(answer.thinking):
+        for text in chunks(answer.thinking, answer.halves):
             yield chunk({"reasoning_content": text})
         if answer.stop == "refusal":
-            for text in chunks(answer.text):
+            for text in chunks(answer.text, answer.halves):
                 yield chunk({"refusal": text})
         else:
-            for text in chunks(answer.text):
+            for text in chunks(answer.text, answer.halves):
                 yield chunk({"content": text})
         ids = [f"call_{next(self.number)}" for _ in answer.calls]
         for at, (name, _) in enumerate(answer.calls):
             call = {"index": at, "id": ids[at], "type": "function", "function": {"name": name, "arguments": ""}}
             yield chunk({"tool_calls": [call]})
         # The pieces of several calls in turn.
-        pieces = [chunks(arguments) for _, arguments in answer.calls]
+        pieces = [chunks(arguments, answer.halves) for _, arguments in answer.calls]
         for step in range(max(map(len, pieces), default=0)):
             for at, texts in enumerate(pieces):
                 if step < len(texts):
@@ -131,7 +140,7 @@ class Anthropic(Dialect[AnthropicRules]):
         super().__init__(AnthropicRules())
 
     def frame(self, event: dict[str, Any]) -> str:
-        return f"event: {event.get('type', '?')}\ndata: {json.dumps(event)}\n\n"
+        return f"event: {event.get('type', '?')}\ndata: {dumps(event)}\n\n"
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
         kinds = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
@@ -174,7 +183,7 @@ class Anthropic(Dialect[AnthropicRules]):
             signature = "sig-" + hashlib.sha256(f"{next(self.number)}{answer.thinking}".encode()).hexdigest()
             self.rules.signed[signature] = answer.thinking
             deltas: list[dict[str, Any]] = [
-                {"type": "thinking_delta", "thinking": text} for text in chunks(answer.thinking)
+                {"type": "thinking_delta", "thinking": text} for text in chunks(answer.thinking, answer.halves)
             ]
             deltas.append({"type": "signature_delta", "signature": signature})
             yield from block(at, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
@@ -185,13 +194,13 @@ class Anthropic(Dialect[AnthropicRules]):
             at += 1
         yield {"type": "ping"}
         if answer.text:
-            deltas = [{"type": "text_delta", "text": text} for text in chunks(answer.text)]
+            deltas = [{"type": "text_delta", "text": text} for text in chunks(answer.text, answer.halves)]
             yield from block(at, {"type": "text", "text": ""}, deltas)
             at += 1
         for name, arguments in answer.calls:
             id = f"toolu_{next(self.number)}"
             self.rules.issued.add(id)
-            deltas = [{"type": "input_json_delta", "partial_json": text} for text in chunks(arguments)]
+            deltas = [{"type": "input_json_delta", "partial_json": text} for text in chunks(arguments, answer.halves)]
             yield from block(at, {"type": "tool_use", "id": id, "name": name, "input": {}}, deltas)
             at += 1
         stop = {"length": "max_tokens", "refusal": "refusal", "filter": "refusal"}.get(answer.stop)
@@ -213,7 +222,7 @@ class Responses(Dialect[ResponsesRules]):
         super().__init__(ResponsesRules())
 
     def frame(self, event: dict[str, Any]) -> str:
-        return f"event: {event.get('type', '?')}\ndata: {json.dumps(event)}\n\n"
+        return f"event: {event.get('type', '?')}\ndata: {dumps(event)}\n\n"
 
     def error(self, refusal: Refusal) -> dict[str, Any]:
         return {
@@ -276,7 +285,7 @@ class Responses(Dialect[ResponsesRules]):
             ]
             between += [
                 {"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": text}
-                for text in chunks(answer.thinking)
+                for text in chunks(answer.thinking, answer.halves)
             ]
             between += [
                 {"type": "response.reasoning_summary_text.done", "summary_index": 0, "text": answer.thinking},
@@ -290,7 +299,10 @@ class Responses(Dialect[ResponsesRules]):
             self.rules.issued.add(call_id)
             self.rules.calls[id] = (call_id, reasoning)
             added = {"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
-            between = [{"type": "response.function_call_arguments.delta", "delta": text} for text in chunks(arguments)]
+            between = [
+                {"type": "response.function_call_arguments.delta", "delta": text}
+                for text in chunks(arguments, answer.halves)
+            ]
             between.append({"type": "response.function_call_arguments.done", "name": name, "arguments": arguments})
             yield from item(
                 {**added, "status": "in_progress"},
@@ -332,7 +344,8 @@ class Responses(Dialect[ResponsesRules]):
         if answer.stop == "refusal":
             part = {"type": "refusal", "refusal": answer.text}
             between: list[dict[str, Any]] = [
-                {"type": "response.refusal.delta", "content_index": 0, "delta": text} for text in chunks(answer.text)
+                {"type": "response.refusal.delta", "content_index": 0, "delta": text}
+                for text in chunks(answer.text, answer.halves)
             ]
             between.append({"type": "response.refusal.done", "content_index": 0, "refusal": answer.text})
         else:
@@ -341,7 +354,7 @@ class Responses(Dialect[ResponsesRules]):
             between = [{"type": "response.content_part.added", "content_index": 0, "part": empty}]
             between += [
                 {"type": "response.output_text.delta", "content_index": 0, "delta": text, "logprobs": []}
-                for text in chunks(answer.text)
+                for text in chunks(answer.text, answer.halves)
             ]
             between += [
                 {"type": "response.output_text.done", "content_index": 0, "text": answer.text, "logprobs": []},

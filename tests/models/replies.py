@@ -31,6 +31,8 @@ class Answer:
     """Of the text (OpenAI Responses)."""
     usage: bool = True
     """Whether the usage is told (Chat Completions)."""
+    halves: bool = False
+    """Text is cut between the halves of a character where it falls like that, as servers written in JavaScript do."""
 
 
 How: TypeAlias = Literal["cut", "end", "stall", "garbage", "shape", "error"]

@@ -40,6 +40,8 @@ class Provider:
     """Connections."""
     dialects: dict[str, Dialect[Any]] = field(default_factory=lambda: {path: make() for path, make in DIALECTS.items()})
     address: str = ""
+    slivers: int = 0
+    """Bytes that arrive at a time, wherever that cuts; 0: an event at a time."""
     stalled: asyncio.Event = field(default_factory=asyncio.Event)
     """A stream stands still."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -168,9 +170,10 @@ class Provider:
         await writer.drain()
 
     def _chunk(self, writer: asyncio.StreamWriter, text: str) -> None:
-        if text:
-            data = text.encode()
-            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        data = text.encode()
+        size = self.slivers or max(len(data), 1)
+        for piece in (data[at : at + size] for at in range(0, len(data), size)):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 
 
 OTHER = DIALECTS["/v1/chat/completions"]()

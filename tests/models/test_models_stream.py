@@ -50,6 +50,45 @@ async def test_words_stream_and_end_in_one_message_h167(protocol: str) -> None:
     assert (message.provider, message.model, message.stop_reason) == (protocol, NAMES[protocol], "stop")
 
 
+SMILES = "Grüße \U0001f600\U0001f680 für 日本語 \U0001f468\u200d\U0001f680 e\u0301 \u2028 \x85 fin \U0001f600"
+
+
+@pytest.mark.filterwarnings("ignore:The provider sent a `function_call_arguments.done`")  # whole, the deltas in halves
+@each_protocol
+@pytest.mark.parametrize(("slivers", "halves"), [(1, False), (3, False), (0, True), (2, True)])
+async def test_characters_that_arrive_in_pieces_are_whole_h167(protocol: str, slivers: int, halves: bool) -> None:
+    """Bytes cut anywhere, and the two halves of a character in two deltas; the server wants back what it said."""
+    arguments = json.dumps({"at": SMILES}, ensure_ascii=False)
+    two = call(("look", arguments), text=SMILES, thinking=SMILES, halves=halves)
+    async with provider(two, say(SMILES, halves=halves)) as server:
+        server.slivers = slivers
+        them = models(server, protocol)
+        events = await stream(them, user(SMILES), tools=[LOOK], thinking="low")
+        deltas = [event for event in events if not isinstance(event, Finished)]
+        assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == SMILES
+        assert "".join(delta.text for delta in deltas if isinstance(delta, ThinkingDelta)) == SMILES
+        assert "".join(delta.arguments for delta in deltas if isinstance(delta, ToolCallDelta)) == arguments
+        for delta in deltas:
+            msgspec.json.encode(delta)
+        assert isinstance(events[-1], Finished)
+        first = events[-1].message
+        assert first.text == SMILES
+        assert from_raw(first.tool_calls[0].arguments) == {"at": SMILES}
+        told = [user(SMILES), first, result(first.tool_calls[0].id, SMILES)]
+        assert (await ask(them, *told, tools=[LOOK], thinking="low")).text == SMILES
+
+
+@each_protocol
+async def test_half_a_character_that_stays_alone_is_told_as_none_h167(protocol: str) -> None:
+    async with provider(say("a\ud83d b \ude00c")) as server:
+        events = await stream(models(server, protocol), user("hi"))
+        for event in events:
+            msgspec.json.encode(event)
+        assert isinstance(events[-1], Finished)
+        assert events[-1].message.text == "a\ufffd b \ufffdc"
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == events[-1].message.text
+
+
 @each_protocol
 async def test_parallel_calls_stream_each_under_an_index_of_its_own_h167(protocol: str) -> None:
     two = call(("look", '{"at": "the sea"}'), ("look", '{"at": "the hills"}'), text="Looking.")

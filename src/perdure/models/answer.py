@@ -25,6 +25,7 @@ from perdure.kernel.json import decode_json
 from perdure.kernel.records import EMPTY_OBJECT, to_raw
 from perdure.models.endpoints import Endpoint
 from perdure.models.failures import CutOff, scrubbed
+from perdure.models.halves import joined
 from perdure.models.kept import ITEM, Kept, KeptItem, read_kept, wanted
 
 CUT_OFF_ARGUMENTS: Final = to_raw("{")
@@ -85,10 +86,10 @@ def parts(response: library.ModelResponse, endpoint: Endpoint) -> tuple[Assistan
         match part:
             case library.ThinkingPart():
                 kept = Kept(id=part.id, signature=part.signature or None, details=wanted(part.provider_details))
-                found.append(Thinking(part.content, kept.encode()))
+                found.append(Thinking(joined(part.content), kept.encode()))
             case library.TextPart() if part.content:
                 _keep(found, part.id, wanted(part.provider_details))
-                found.append(Text(part.content))
+                found.append(Text(joined(part.content)))
             case library.ToolCallPart():
                 _keep(found, None, wanted(part.provider_details))
                 item = f"{ITEM}{part.id}" if part.id and endpoint.protocol == "openai" else ""
@@ -114,7 +115,7 @@ def _arguments(args: str | Mapping[str, object] | None) -> msgspec.Raw:
     """The JSON the model wrote, or a text of what it wrote instead."""
     if args is None:
         return EMPTY_OBJECT
-    written = args.encode("utf-8", "replace") if isinstance(args, str) else msgspec.json.encode(args)
+    written = joined(args).encode() if isinstance(args, str) else msgspec.json.encode(args)
     if not written.strip():
         return EMPTY_OBJECT
     try:

@@ -28,6 +28,7 @@ from perdure.models.answer import answer, usage_of
 from perdure.models.connect import connected
 from perdure.models.endpoints import OWN, Endpoint
 from perdure.models.failures import failure
+from perdure.models.halves import Halves
 from perdure.models.transcript import to_library
 
 NOTHING: Final = Usage()
@@ -67,9 +68,10 @@ class Exchange:
                     # An async generator, whatever its type says. Closed here, not by the garbage collector.
                     events = cast("AsyncGenerator[library.ModelResponseStreamEvent]", aiter(streamed))
                     calls: dict[int, library.ToolCallPart] = {}
+                    halves = Halves()
                     try:
                         async for event in events:
-                            told = _told(event, calls)
+                            told = _told(event, calls, halves)
                             if told is not None:
                                 yield told
                     finally:
@@ -138,32 +140,40 @@ def _tools(specs: Sequence[ToolSpec]) -> list[ToolDefinition]:
     ]
 
 
-def _told(event: library.ModelResponseStreamEvent, calls: dict[int, library.ToolCallPart]) -> ModelEvent | None:
+def _told(
+    event: library.ModelResponseStreamEvent, calls: dict[int, library.ToolCallPart], halves: Halves
+) -> ModelEvent | None:
     match event:
         case library.PartStartEvent(index=index, part=part):
             match part:
-                case library.TextPart(content=text) if text:
-                    return TextDelta(text)
-                case library.ThinkingPart(content=text) if text:
-                    return ThinkingDelta(text)
+                case library.TextPart(content=text):
+                    return _delta(TextDelta, halves.join(index, text))
+                case library.ThinkingPart(content=text):
+                    return _delta(ThinkingDelta, halves.join(index, text))
                 case library.ToolCallPart() if index not in calls:
                     calls[index] = part
-                    return ToolCallDelta(index, part.tool_call_id, part.tool_name, _written(part.args))
+                    written = halves.join(index, _written(part.args))
+                    return ToolCallDelta(index, part.tool_call_id, part.tool_name, written)
                 case _:
                     return None
         case library.PartDeltaEvent(index=index, delta=delta):
             match delta:
-                case library.TextPartDelta(content_delta=text) if text:
-                    return TextDelta(text)
+                case library.TextPartDelta(content_delta=text):
+                    return _delta(TextDelta, halves.join(index, text))
                 case library.ThinkingPartDelta(content_delta=text) if text:
-                    return ThinkingDelta(text)
+                    return _delta(ThinkingDelta, halves.join(index, text))
                 case library.ToolCallPartDelta(args_delta=args) if args and index in calls:
                     call = calls[index]
-                    return ToolCallDelta(index, call.tool_call_id, call.tool_name, _written(args))
+                    written = halves.join(index, _written(args))
+                    return ToolCallDelta(index, call.tool_call_id, call.tool_name, written) if written else None
                 case _:
                     return None
         case _:
             return None
+
+
+def _delta(kind: type[TextDelta | ThinkingDelta], text: str) -> ModelEvent | None:
+    return kind(text) if text else None
 
 
 def _written(args: object) -> str:
