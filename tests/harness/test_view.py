@@ -176,7 +176,7 @@ async def test_frames_are_exact_and_in_commit_order(bench: Bench) -> None:
             frame = await anext(watch)
             assert frame.ops
             json = apply(json, frame.ops)
-            assert same_json(json, frame.value.tree)
+            assert same_json(json, frame.value.to_json())
             seqs.append(frame.seq)
             if frame.value.meta.name == "mine":
                 break
@@ -241,7 +241,7 @@ async def test_a_slow_consumer_gets_one_frame_with_the_newest_value(bench: Bench
         for frame in frames[frames.index(replaced[-1]) + 1 :]:
             assert frame.ops
             json = apply(json, frame.ops)
-        assert same_json(json, frames[-1].value.tree)
+        assert same_json(json, frames[-1].value.to_json())
         assert len(frames[-1].value.entries) == 150
 
 
@@ -251,7 +251,7 @@ async def test_observers_share_one_computed_frame(bench: Bench) -> None:
         await anext(one)
         await anext(two)
         a, b = await anext(one), await anext(two)
-        assert view.value.tree is a.value.tree is b.value.tree
+        assert view.value is a.value is b.value
         a.value.live.tools["x"] = b.value.live.tools.get("x")  # pyright: ignore[reportArgumentType]
         a.value.to_json().clear()
         assert not b.value.live.tools
@@ -295,7 +295,7 @@ async def test_nothing_is_missed_and_nothing_twice_while_a_view_is_loaded(bench:
                 frame = await anext(watch)
                 assert frame.ops
                 json = apply(json, frame.ops)
-                assert same_json(json, frame.value.tree)
+                assert same_json(json, frame.value.to_json())
         await settle()
     stop = True
     await writing
@@ -364,6 +364,30 @@ def record(id: int, head: int | None) -> EntryRecord:
     return EntryRecord(id=id, seq=id, created_at=0, conversation_id=1, kind="test.note", head=head)
 
 
+def empty(window: int) -> ConversationView:
+    documents: dict[object, JsonValue] = {"live": {}, "inbox": {}, "agent": {}, "usage": {}, "meta": {}}
+    return first_view(1, window=window, marker=None, entries=[], documents=documents)  # pyright: ignore
+
+
+def test_views_share_their_entries_and_keep_a_bounded_number_of_them() -> None:
+    view, kept = empty(10), []
+    for number in range(1, 1_001):
+        view, _ = advance(view, [record(number, None)], [])
+        kept.append(view)
+        assert len(view._log) <= 21, "what is past is let go of"
+    logs = {id(view._log) for view in kept}
+    assert len(logs) <= 1_000 / 10, "one list for as many views as it shows entries"
+    for at, view in enumerate(kept, 1):
+        assert [entry.id for entry in view.entries] == list(range(max(1, at - 9), at + 1))
+
+
+def test_a_view_from_which_two_go_on_is_neither() -> None:
+    view, _ = advance(empty(3), [record(1, None)], [])
+    one, _ = advance(view, [record(2, None)], [])
+    other, _ = advance(view, [record(3, None)], [])
+    assert [[entry.id for entry in each.entries] for each in (view, one, other)] == [[1], [1, 2], [1, 3]]
+
+
 @given(st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=40), st.integers(1, 5), st.integers(0, 40))
 def test_stepping_gives_what_reading_anew_gives(backs: list[int | None], window: int, split: int) -> None:
     """However much was there when the view was made, it ends as the same view."""
@@ -391,8 +415,8 @@ def test_stepping_gives_what_reading_anew_gives(backs: list[int | None], window:
     for entry in entries[split:]:
         before = view.to_json()
         view, ops = advance(view, [entry], [])
-        assert same_json(apply(before, ops), view.tree)
+        assert same_json(apply(before, ops), view.to_json())
     expected = read(entries)
     assert view.entries == expected.entries
     assert view.start == expected.start
-    assert same_json(view.tree, expected.tree)
+    assert same_json(view.to_json(), expected.to_json())

@@ -1,13 +1,14 @@
 """What a client sees of a conversation: its active transcript, as a window, and its built-in documents (rule H147).
 
-A view is a value and never changes; the next commit makes the next one, which shares all that stayed the same.
-Beside the typed fields it is one JSON value, ``to_json()``, which the operations of a watch's frames are about.
+A view is a value and never changes; the next commit makes the next one, which shares all that stayed the same: what it
+costs does not grow with the window. All readers share one view, and each access to a document gives a value of one's
+own. Beside the typed fields it is one JSON value, ``to_json()``, which the operations of a watch's frames are about.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
@@ -37,66 +38,126 @@ PART_OF: Final[Mapping[str, Part]] = {kind.definition.kind: part for part, kind 
 class ConversationView:
     """A conversation as of one commit."""
 
+    __slots__ = ("_entries", "_first", "_log", "_stop", "conversation_id", "more", "start", "tree", "window")
+
     def __init__(
         self,
         conversation_id: int,
         *,
         window: int,
         start: int,
-        entries: tuple[EntryRecord, ...],
-        tree: dict[str, JsonValue],
+        more: bool,
+        tree: dict[Part, JsonValue],
+        log: list[EntryRecord],
+        first: int,
+        stop: int,
     ) -> None:
+        """``log[first:stop]`` are its entries; views share the list, which may grow behind them."""
         self.conversation_id = conversation_id
         self.window = window
         """How many entries it shows at most."""
         self.start = start
         """Where the active transcript begins: no entry below this id is in it."""
-        self.entries = entries
-        """The newest ones of the active transcript, oldest first."""
+        self.more = more
+        """The active transcript has entries before these: ``view.before(...)`` reads them."""
         self.tree = tree
-        """All of it as JSON. Views share it: it is not to be changed, nor given away."""
+        """Its documents as JSON. Views share it: it is not to be changed, nor given away."""
+        self._log = log
+        self._first = first
+        self._stop = stop
+        self._entries: tuple[EntryRecord, ...] | None = None
+
+    @property
+    def entries(self) -> tuple[EntryRecord, ...]:
+        """The newest ones of the active transcript, oldest first."""
+        if self._entries is None:
+            self._entries = tuple(self._log[self._first : self._stop])
+        return self._entries
 
     def to_json(self) -> dict[str, JsonValue]:
         """A copy as JSON: entries, more, live, inbox, agent, usage, meta."""
-        copied = copy_json(self.tree)
-        assert isinstance(copied, dict), "a copy is of the same type"
-        return copied
-
-    def own(self) -> ConversationView:
-        """The same view for one reader alone, whatever that does to the values of its fields."""
-        return ConversationView(
-            self.conversation_id, window=self.window, start=self.start, entries=self.entries, tree=self.tree
-        )
-
-    @property
-    def more(self) -> bool:
-        """The active transcript has entries before these: ``view.before(...)`` reads them."""
-        return self.tree["more"] is True
+        made: dict[str, JsonValue] = {"entries": [entry_json(entry) for entry in self.entries], "more": self.more}
+        for part in PARTS:
+            made[part] = copy_json(self.tree[part])
+        return made
 
     @property
     def busy(self) -> bool:
         """A run goes on, from the commit that admitted its input on (rules H15 and H16)."""
         return cast("dict[str, JsonValue]", self.tree["live"]).get("run") is not None
 
-    @cached_property
+    @property
     def live(self) -> Live:
         return Live.from_json(self.tree["live"])
 
-    @cached_property
+    @property
     def inbox(self) -> Inbox:
         return Inbox.from_json(self.tree["inbox"])
 
-    @cached_property
+    @property
     def agent(self) -> Agent:
         return Agent.from_json(self.tree["agent"])
 
-    @cached_property
+    @property
     def usage(self) -> UsageTotals:
         return UsageTotals.from_json(self.tree["usage"])
 
-    @cached_property
+    @property
     def meta(self) -> Meta:
         return Meta.from_json(self.tree["meta"])
+
+    def appended(self, entry: EntryRecord) -> ConversationView:
+        """With one more entry, and without the one that no longer fits."""
+        log, first, stop = self._log, self._first, self._stop
+        if len(log) > stop or first > self.window:
+            # Another view went on from here; or as much again as it shows stands before it.
+            log, first, stop = log[first:stop], 0, stop - first
+        log.append(entry)
+        surplus = stop - first == self.window
+        return ConversationView(
+            self.conversation_id,
+            window=self.window,
+            start=self.start,
+            more=self.more or surplus,
+            tree=self.tree,
+            log=log,
+            first=first + surplus,
+            stop=stop + 1,
+        )
+
+    def begun_at(self, head: int) -> ConversationView:
+        """With the active transcript beginning at this entry."""
+        first = bisect_left(self._log, head, self._first, self._stop, key=lambda entry: entry.id)
+        # One that reaches back takes in again what this view no longer has.
+        reaches = (self.more or head < self.start) and first < self._stop and self._log[first].id > head
+        return ConversationView(
+            self.conversation_id,
+            window=self.window,
+            start=head,
+            more=reaches,
+            tree=self.tree,
+            log=self._log,
+            first=first,
+            stop=self._stop,
+        )
+
+    def changed(self, tree: dict[Part, JsonValue]) -> ConversationView:
+        """With these documents."""
+        return ConversationView(
+            self.conversation_id,
+            window=self.window,
+            start=self.start,
+            more=self.more,
+            tree=tree,
+            log=self._log,
+            first=self._first,
+            stop=self._stop,
+        )
+
+    @property
+    def shown(self) -> int:
+        """How many entries it shows."""
+        return self._stop - self._first
 
 
 def first_view(
@@ -109,19 +170,21 @@ def first_view(
 ) -> ConversationView:
     """A view of ``entries``, the newest ones from the head of ``marker`` on, oldest first; one more than the window
     says that there are more."""
-    start = head_of(marker)
-    shown = tuple(entries[-window:])
-    tree: dict[str, JsonValue] = {
-        "entries": [entry_json(entry) for entry in shown],
-        "more": len(entries) > window,
-    }
-    for part in PARTS:
-        tree[part] = documents[part]
-    view = ConversationView(conversation_id, window=window, start=start, entries=shown, tree=tree)
-    for entry in shown:
+    log = list(entries[-window:])
+    view = ConversationView(
+        conversation_id,
+        window=window,
+        start=head_of(marker),
+        more=len(entries) > window,
+        tree={part: documents[part] for part in PARTS},
+        log=log,
+        first=0,
+        stop=len(log),
+    )
+    for entry in log:
         # A marker that came while these were read.
         if entry.head is not None and (marker is None or entry.id > marker.id):
-            view, _ = _begin_at(view, entry.head)
+            view = view.begun_at(entry.head)
     return view
 
 
@@ -139,26 +202,21 @@ def advance(
     """
     ops: list[Op] = []
     for entry in entries:
-        view, more = _append(view, entry)
-        ops += more
-    tree = dict(view.tree)
-    changed = False
+        view = _append(view, entry, ops)
+    tree: dict[Part, JsonValue] | None = None
     for change in changes:
         part = PART_OF.get(change.record.kind)
         if part is None:
             continue
-        changed = True
+        if tree is None:
+            tree = dict(view.tree)
         if change.after is None:
             tree[part] = PARTS[part].definition.initial()
             ops.append(Set((part,), tree[part]))
         else:
             tree[part] = change.after
             ops += (msgspec.structs.replace(op, path=(part, *op.path)) for op in change.ops)
-    if changed:
-        view = ConversationView(
-            view.conversation_id, window=view.window, start=view.start, entries=view.entries, tree=tree
-        )
-    return view, tuple(ops)
+    return (view if tree is None else view.changed(tree)), tuple(ops)
 
 
 def document_value(part: Part, state: DocState) -> JsonValue:
@@ -175,40 +233,18 @@ def entry_json(entry: EntryRecord) -> JsonValue:
     return msgspec.json.decode(msgspec.json.encode(entry))
 
 
-def _append(view: ConversationView, entry: EntryRecord) -> tuple[ConversationView, list[Op]]:
-    made = entry_json(entry)
-    ops: list[Op] = [Splice(("entries",), len(view.entries), 0, [made])]
-    entries = (*view.entries, entry)
-    listed = [*cast("list[JsonValue]", view.tree["entries"]), made]
-    tree: dict[str, JsonValue] = {**view.tree, "entries": listed}
-    surplus = len(entries) - view.window
-    if surplus > 0:
-        ops.append(Splice(("entries",), 0, surplus, []))
-        entries = entries[surplus:]
-        tree["entries"] = listed[surplus:]
-        if not view.more:
-            tree["more"] = True
-            ops.append(Set(("more",), True))
-    view = ConversationView(view.conversation_id, window=view.window, start=view.start, entries=entries, tree=tree)
+def _append(view: ConversationView, entry: EntryRecord, ops: list[Op]) -> ConversationView:
+    before, view = view, view.appended(entry)
+    ops.append(Splice(("entries",), before.shown, 0, [entry_json(entry)]))
+    if view.shown == before.shown:
+        ops.append(Splice(("entries",), 0, 1, []))
+    if view.more != before.more:
+        ops.append(Set(("more",), view.more))
     if entry.head is None:
-        return view, ops
-    view, more = _begin_at(view, entry.head)
-    return view, ops + more
-
-
-def _begin_at(view: ConversationView, head: int) -> tuple[ConversationView, list[Op]]:
-    """The active transcript begins at this entry from now on."""
-    gone = sum(entry.id < head for entry in view.entries)
-    entries = view.entries[gone:]
-    tree = dict(view.tree)
-    ops: list[Op] = []
-    if gone:
-        tree["entries"] = cast("list[JsonValue]", view.tree["entries"])[gone:]
-        ops.append(Splice(("entries",), 0, gone, []))
-    # One that reaches back takes in again what this view no longer has.
-    more = (view.more or head < view.start) and bool(entries) and entries[0].id > head
-    if more != view.more:
-        tree["more"] = more
-        ops.append(Set(("more",), more))
-    view = ConversationView(view.conversation_id, window=view.window, start=head, entries=entries, tree=tree)
-    return view, ops
+        return view
+    before, view = view, view.begun_at(entry.head)
+    if view.shown < before.shown:
+        ops.append(Splice(("entries",), 0, before.shown - view.shown, []))
+    if view.more != before.more:
+        ops.append(Set(("more",), view.more))
+    return view

@@ -68,9 +68,7 @@ class _Room:
         self._views = views
         self.view = view
         name = f"conversation {view.conversation_id}"
-        self.values: Source[ConversationView] = Source(
-            name, seq=seq, value=view, on_idle=self._left, detach=ConversationView.own
-        )
+        self.values: Source[ConversationView] = Source(name, seq=seq, value=view, on_idle=self._left)
         self.moments: Source[Moment] = Source(f"events of {name}", seq=seq, value=Moment(view), on_idle=self._left)
 
     def settle(self, settled: Settled, entries: Sequence[EntryRecord], changes: Sequence[DocumentChange]) -> None:
