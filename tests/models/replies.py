@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Answer:
     """Text is cut between the halves of a character where it falls like that, as servers written in JavaScript do."""
 
 
-How: TypeAlias = Literal["cut", "end", "stall", "garbage", "shape", "error"]
+How: TypeAlias = Literal["cut", "end", "stall", "garbage", "shape", "error", "event"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,14 @@ class Broken:
     """An answer of which only the first ``after`` events come.
 
     cut: the connection breaks. end: the stream ends as if that were all. stall: nothing more comes. garbage: no JSON.
-    shape: JSON that is no event. error: the provider's error event ``code``.
+    shape: JSON that is no event. error: the provider's error event ``code``. event: ``event``, then the end.
     """
 
     answer: Answer
     after: int
     how: How
     code: str = "overloaded"
-    repeat: bool = False
-    """Without it, what is sent then goes on with the rest."""
+    event: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True)

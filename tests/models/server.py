@@ -162,6 +162,8 @@ class Provider:
                     self._chunk(writer, 'data: ["no", "event"]\n\n')
                 case "error":
                     self._chunk(writer, dialect.frame(dialect.failed(reply.code)))
+                case "event":
+                    self._chunk(writer, dialect.frame(dict(reply.event)))
                 case "end":
                     pass
         else:

@@ -149,6 +149,65 @@ async def test_an_error_on_the_way_means_what_it_would_have_meant_before_h72(pro
             assert (await fails(models(server, protocol), user("hi"))).code == meaning
 
 
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [
+        ("server_error", "overloaded"),
+        ("rate_limit_exceeded", "rate_limit"),
+        ("context_length_exceeded", "overflow"),
+        ("invalid_prompt", "refused"),
+        ("insufficient_quota", "other"),
+        ("a_new_one", "other"),
+    ],
+)
+async def test_a_response_that_failed_says_why_h72(code: str, meaning: str) -> None:
+    response: dict[str, object] = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "model": "m",
+        "status": "failed",
+        "output": [],
+    }
+    response |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    failed: dict[str, object] = {"type": "response.failed", "sequence_number": 9}
+    failed["response"] = {**response, "error": {"code": code, "message": "that is why"}}
+    async with provider(Broken(answer=say("Once upon a time"), after=5, how="event", event=failed)) as server:
+        error = await fails(models(server, "openai"), user("hi"))
+    assert error.code == meaning
+    assert "that is why" in str(error)
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+async def test_an_answer_that_its_server_broke_off_is_none_h72(reason: str) -> None:
+    """Words of it came, and the stream ended well."""
+    last: dict[str, object] = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    last["choices"] = [{"index": 0, "delta": {}, "finish_reason": reason}]
+    async with provider(Broken(answer=say("Once upon a time"), after=3, how="event", event=last)) as server:
+        error = await fails(local(server), user("hi"))
+    assert (error.code, error.retryable) == ("overloaded", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        ({"code": "context_length_exceeded", "message": "too long"}, "overflow"),
+        (
+            {"code": 400, "type": "exceed_context_size_error", "message": "exceeds the available context size"},
+            "overflow",
+        ),
+        ({"code": 401, "type": "authentication_error", "message": "who?"}, "authentication"),
+        ({"code": 429, "message": "slowly"}, "rate_limit"),
+        ({"code": 502, "message": "nobody there"}, "overloaded"),
+        ({"code": None, "type": "server_error", "message": "oh"}, "overloaded"),
+    ],
+)
+async def test_other_servers_errors_on_the_way_h72(error: dict[str, object], meaning: str) -> None:
+    broken = Broken(answer=say("Once upon a time"), after=3, how="event", event={"error": error})
+    async with provider(broken) as server:
+        assert (await fails(local(server), user("hi"))).code == meaning
+
+
 @each_protocol
 @pytest.mark.parametrize("stop", ["refusal", "filter"])
 async def test_a_refusal_is_no_answer_h74(protocol: str, stop) -> None:

@@ -31,6 +31,9 @@ from perdure.models.kept import ITEM, Kept, KeptItem, read_kept, wanted
 CUT_OFF_ARGUMENTS: Final = to_raw("{")
 """Of a call that was cut off before its arguments began: not an object, so that it is not run without any."""
 
+BROKEN_OFF: Final = frozenset({"error", "abort", "insufficient_system_resource"})
+"""Why answers of Chat Completions end, by what their servers call it, that say nothing about the request."""
+
 
 def answer(response: library.ModelResponse, endpoint: Endpoint, name: str) -> AssistantMessage:
     """The message. Raises CutOff if the stream ended before it was whole, ModelError if it is no answer."""
@@ -43,6 +46,8 @@ def answer(response: library.ModelResponse, endpoint: Endpoint, name: str) -> As
         raise ModelError("refused", scrubbed(words, endpoint), usage=usage)
     if not _whole(response, endpoint):
         raise CutOff
+    if details.get("finish_reason") in BROKEN_OFF:
+        raise ModelError("overloaded", f"{endpoint.name} broke its answer off", usage=usage)
     if finish == "error":
         raise ModelError("other", f"{endpoint.name} reported that the answer failed", usage=usage)
     content = parts(response, endpoint)

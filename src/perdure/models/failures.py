@@ -86,7 +86,8 @@ def _phase(error: library.ModelConnectionError) -> str:
 def _refusal(error: library.ModelAPIError, endpoint: Endpoint) -> tuple[ModelErrorCode, str]:
     """An error that the provider sent."""
     status = error.status_code if isinstance(error, library.ModelHTTPError) else None
-    said = _message(error.body)
+    # Without a body of its own, an event that says why an answer failed.
+    said = _message(error.body) or (error.message if error.provider_error_code else "")
     answered = f"{endpoint.name} answered {status}" if status is not None else f"{endpoint.name} reported an error"
     words = f"{answered}: {said}" if said else answered
     if error.provider_error_code in _REFUSED:
