@@ -1,8 +1,9 @@
 """``pi.tool``: one call of a tool, from the model's words to the committed result (rules H86 to H103).
 
 Two commits a call: the intent, before anything is executed, and the result. ``start`` leads to the intent,
-``execute`` from there to the result. An ``execute`` that finds no run of this process behind its intent comes
-after an interruption: it asks the environment's scope, or the replay policies, what may be done.
+``execute`` from there to the result. A call that nobody has to be asked about has its intent in the commit that stores
+the model's answer (``foresee``). An ``execute`` that finds no run of this process behind its intent comes after an
+interruption: it asks the environment's scope, or the replay policies, what may be done.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perdure.harness.environment import (
 )
 from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.handle import CallStream, ToolCall
-from perdure.harness.hooks import HookCall, HookRunner, Installed
+from perdure.harness.hooks import BeforeTool, HookCall, HookRunner, Installed
 from perdure.harness.output import DEFAULT_LIMITS, Bounded
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry, Wrapper
@@ -55,6 +56,9 @@ MAX_CRASHES: Final = 5
 """So often a call is begun anew by its environment after its process ended; then it ends interrupted, since it may
 be what ends the process."""
 
+EXECUTE: Final = "execute"
+"""The phase of a call whose intent is committed."""
+
 INTERRUPTED: Final = "The call was interrupted, and whether it took effect is not known. Look before you repeat it."
 ABORTED: Final = "The call was aborted."
 
@@ -82,6 +86,17 @@ class _Opened:
     @property
     def scoped(self) -> ScopedCall | None:
         return None if self.scope is None else (self.scope, self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A call whose intent needs nothing that has to be waited for."""
+
+    tool: AnyTool
+    agent: Agent
+    values: Mapping[str, object]
+    intent: CallIntent
+    environment: ExecutionEnvironment | None
 
 
 class _Refused(Exception):
@@ -117,8 +132,47 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._scopes = Scopes(session, registry, environment_for)
         self._opened: dict[int, _Opened] = {}
         """Calls of this process with an intent and no result."""
+        self._foreseen: dict[int, Foreseen] = {}
+        """Those of them that have not begun."""
 
     # --- to the intent -----------------------------------------------------------------------------------------
+
+    def foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
+        """The intent of a call as its answer arrives, if no hook, intent function or scope has to be asked before it
+        (rule H185). None: the call's own task works it out, and tells what is wrong with it."""
+        try:
+            return self._foresee(conversation_id, agent, name, arguments)
+        except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
+            return None
+
+    def _foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
+        tool = self._registry.find_tool(agent, name)
+        if tool is None or tool.prepares_intent:
+            return None
+        if any(isinstance(installed.hook, BeforeTool) for installed in self._registry.hooks(agent)):
+            return None
+        environment = self._environment_for(conversation_id) if tool.uses_environment else None
+        if environment is not None and environment.scope is not None:
+            return None
+        if environment is None and tool.needs_environment:
+            return None
+        read = tool.signature.read(arguments)
+        values = tool.signature.values(read)
+        intent = CallIntent(arguments=to_raw(read, at="arguments"), replay=tool.replay)
+        return Foreseen(tool, agent, values, intent, environment)
+
+    def begin_foreseen(self, tx: Transaction, input: ToolInput, foreseen: Foreseen, *, owner: int) -> TaskRecord:
+        """The task of a call that stands at its intent; it is executed once this commit has settled."""
+        record = tx.new_task(
+            kind=TOOL_TASK,
+            version=self.version,
+            phase=EXECUTE,
+            checkpoint=self.definition.phase(EXECUTE).encode(foreseen.intent),
+            input=self.encode_input(input),
+            owner=owner,
+        )
+        self._foreseen[record.id] = foreseen
+        return record
 
     async def start(self, run: Run[ToolInput, None, None]) -> Next[None]:
         after = run.input.after
@@ -210,10 +264,16 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     async def execute(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
         with self._scopes.failing():
-            opened = self._opened.get(run.id)
+            opened = self._opened.get(run.id) or self._opening(run)
             if opened is None or opened.intent.attempt != run.checkpoint.attempt:
                 return await self._recover(run)
             return await self._perform(run, opened)
+
+    def _opening(self, run: Run[ToolInput, None, CallIntent]) -> _Opened | None:
+        known = self._foreseen.pop(run.id, None)
+        if known is None:
+            return None
+        return self._open(run, known.tool, known.agent, known.values, known.intent, known.environment, None)
 
     async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> Next[None]:
         self._opened[run.id] = opened
@@ -340,7 +400,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 await scope.before_result(tx, call, result)
             await write_result(tx, run.id, run.conversation_id, run.input, result)
             moved = tx.abort(run.record.abort_reason or "aborted") if run.aborting else tx.complete(None)
-        self._opened.pop(run.id, None)
+        self._forget(run.id)
         if scoped is not None:
             scope, call = scoped
             await scope.leave(call, outcome=True)
@@ -434,7 +494,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
         """The scheduler wrote the outcome: the call has a result all the same."""
-        self._opened.pop(record.id, None)
+        self._forget(record.id)
         input = msgspec.json.decode(record.raw_input, type=ToolInput)
         live = await tx.read(Live, conversation=record.conversation_id)
         shown = None if live is None else live.tools.get(str(record.id))
@@ -446,6 +506,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         else:
             result = error_result("tool_error", "The call failed before the tool began.")
         await write_result(tx, record.id, record.conversation_id, input, result)
+
+    def _forget(self, id: int) -> None:
+        self._opened.pop(id, None)
+        self._foreseen.pop(id, None)
 
     # --- parts -------------------------------------------------------------------------------------------------
 

@@ -215,6 +215,8 @@ def derive(
     results = [entry for entry in entries if entry.kind == TOOL_RESULT]
     events: list[Event] = []
     events += _message(was.message, now.message, answers, seq)
+    if was.run is not now.run:
+        events += _turn(was.run, now.run, seq)
     events += _tools(was.tools, now.tools, results, seq)
     if before.tree["usage"] is not after.tree["usage"]:
         usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
@@ -242,12 +244,15 @@ def _live(view: ConversationView) -> _Live:
     )
 
 
+def _turn(was: LiveRun | None, now: LiveRun | None, seq: int) -> Iterator[Event]:
+    if was is not None and now is not None and was["task"] == now["task"] and now["turn"] > was["turn"]:
+        yield Turn(seq=seq, task=now["task"], turn=now["turn"])
+
+
 def _run(
     was: LiveRun | None, now: LiveRun | None, submissions: Sequence[SubmissionRecord], seq: int
 ) -> Iterator[Event]:
     same = was is not None and now is not None and was["task"] == now["task"]
-    if was is not None and now is not None and same and now["turn"] > was["turn"]:
-        yield Turn(seq=seq, task=now["task"], turn=now["turn"])
     if was is not None and not same:
         inputs = tuple(was["inputs"])
         settled = next((s for s in submissions if s.id in inputs and s.settled), None)

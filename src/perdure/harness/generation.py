@@ -29,7 +29,7 @@ from perdure.harness.documents import (
 )
 from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.host import Host
-from perdure.harness.inbox import place
+from perdure.harness.inbox import Placed, awaits_reset, place
 from perdure.harness.messages import (
     AssistantMessage,
     AssistantPart,
@@ -41,13 +41,24 @@ from perdure.harness.messages import (
 )
 from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
-from perdure.harness.prepare import NoModel, Pinned, build_request, prepare
+from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare
 from perdure.harness.results import live_tool
 from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
 from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
-from perdure.kernel.records import Completed, EntryRecord, Failed, Faulted, Orphaned, TaskRecord, Terminal, to_raw
+from perdure.kernel.records import (
+    Completed,
+    EntryRecord,
+    Failed,
+    Faulted,
+    Orphaned,
+    Running,
+    TaskRecord,
+    Terminal,
+    Waiting,
+    to_raw,
+)
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
@@ -94,8 +105,9 @@ class _Failure:
 class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSION, builtin=True):
     """Owned by its conversation; it owns the tool tasks of its turns. Its inputs are those of ``pi.live.run``."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, calls: ToolTask) -> None:
         self._host = host
+        self._calls = calls
         self._costs = Costs(host.session, host.models)
         self._sent: dict[int, Attempt] = {}
         """Requests of this process that are not counted yet, by task."""
@@ -125,8 +137,9 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if isinstance(pinned, NoModel):
             await end_run(self._host, tx, conversation_id, NoAnswer("no_model", pinned.detail))
             return tx.fail("no_model", pinned.detail)
-        live = await tx.draft(Live, conversation=conversation_id)
-        live.retry = None
+        live = await tx.read(Live, conversation=conversation_id)
+        if live is not None and live.retry is not None:
+            (await tx.draft(Live, conversation=conversation_id)).retry = None
         return tx.go(self.request, pinned)
 
     # --- request -----------------------------------------------------------------------------------------------
@@ -265,6 +278,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         tools = [self._host.registry.find_tool(agent, call.name) for call in message.tool_calls]
         one_by_one = any(tool is not None and tool.sequential for tool in tools)
         live = await tx.draft(Live)
+        # What depends on settings is foreseen under those that hold in this commit; it takes microseconds a call.
         tasks: list[int] = []
         for index, call in enumerate(message.tool_calls):
             input = ToolInput(
@@ -274,8 +288,14 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 index=index,
                 after=tasks[-1] if one_by_one and tasks else None,
             )
-            task = tx.create_task(ToolTask, input)
-            live.tools[str(task.id)] = live_tool(input, running=False)
+            foreseen = None
+            if input.after is None:
+                foreseen = self._calls.foresee(run.conversation_id, agent, call.name, call.arguments)
+            if foreseen is None:
+                task = tx.create_task(ToolTask, input)
+            else:
+                task = self._calls.begin_foreseen(tx, input, foreseen, owner=run.id)
+            live.tools[str(task.id)] = live_tool(input, running=foreseen is not None)
             tasks.append(task.id)
         _append_answer(tx, message, AssistantData(calls=tuple(tasks), attempt=pinned.attempt))
         assert live.run is not None, "the run lasts until its generation ends"
@@ -294,6 +314,31 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 return moved
         raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
 
+    async def _ride(self, tx: Transaction, record: TaskRecord) -> None:
+        """The boundary after a round in the commit of the round's last result (rule H186): the task, which resumes in
+        this commit, begins with the request. Whatever else comes of the boundary is left to the phase ``tools``."""
+        state, host, conversation_id = record.state, self._host, record.conversation_id
+        assert isinstance(state, Running), "it was looked at"
+        if host.contexts.shown(tx, conversation_id) is None:
+            return
+        if isinstance(await choose_model(host, tx, conversation_id), NoModel):
+            return
+        if await awaits_reset(tx, conversation_id):
+            return
+        await self._join_inputs(tx, conversation_id, await place(tx, conversation_id, "after_tools", host.settings))
+        turn = msgspec.json.decode(state.raw_checkpoint, type=Round).turn
+        pinned = await prepare(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
+        assert isinstance(pinned, Pinned), "its history is in memory, and it has a model"
+        state = Running(phase="request", raw_checkpoint=pinned.encode())
+        tx.put_task(structs.replace(record, state=state, restarts=0))
+
+    async def _join_inputs(self, tx: Transaction, conversation_id: int, placed: Placed) -> None:
+        """What was placed after the tools belongs to the run."""
+        if placed.inputs:
+            live = await tx.draft(Live, conversation=conversation_id)
+            assert live.run is not None, "the run lasts until its generation ends"
+            live.run["inputs"].extend(placed.inputs)
+
     async def _after_tools(self, run: Run[None, None, Round], tx: RunTransaction[None]) -> Next[None] | None:
         if self._host.contexts.shown(tx, run.conversation_id) is None:
             return None
@@ -301,10 +346,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if placed.ends_run:
             await reset_run(self._host, tx, run.conversation_id, placed)
             return tx.complete(None)
-        if placed.inputs:
-            live = await tx.draft(Live)
-            assert live.run is not None, "the run lasts until its generation ends"
-            live.run["inputs"].extend(placed.inputs)
+        await self._join_inputs(tx, run.conversation_id, placed)
         return await self._pin(run, tx, turn=run.checkpoint.turn, attempt=1)
 
     # --- ends that are not its own -----------------------------------------------------------------------------
@@ -317,15 +359,31 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             return tx.abort(reason)
 
     def derive(self, tx: Transaction) -> Awaitable[None] | None:
-        """Registered with the session: an outcome that the scheduler wrote ends the run in the same commit (T60, H41).
-
-        Not left to ``cleanup``, which is not called where the code is missing.
+        """Registered with the session. An outcome that the scheduler wrote ends the run in the same commit (T60, H41);
+        that is not left to ``cleanup``, which is not called where the code is missing. And a round that ends here has
+        its boundary here (H186).
         """
-        ended = [r for r in tx.changed_tasks.values() if r.kind == GENERATION and type(r.state) is Terminal]
-        foreign = [record for record in ended if not isinstance(record.outcome, (Completed, Failed))]
-        return self._clean_up(tx, foreign) if foreign else None
+        foreign: list[TaskRecord] = []
+        resumed: list[TaskRecord] = []
+        for record in tx.changed_tasks.values():
+            if record.kind == GENERATION:
+                if type(record.state) is Terminal:
+                    if not isinstance(record.outcome, (Completed, Failed)):
+                        foreign.append(record)
+                elif self._resumes_after_tools(record):
+                    resumed.append(record)
+        return self._follow(tx, foreign, resumed) if foreign or resumed else None
 
-    async def _clean_up(self, tx: Transaction, ended: list[TaskRecord]) -> None:
+    def _resumes_after_tools(self, record: TaskRecord) -> bool:
+        """Whether it waited for tools before this commit, and goes on with this very code."""
+        if type(record.state) is not Running or record.state.phase != "tools" or record.version != GENERATION_VERSION:
+            return False
+        before = self._host.session.live.staged.get(record.id)
+        return before is not None and type(before.state) is Waiting and not record.abort_requested
+
+    async def _follow(self, tx: Transaction, ended: list[TaskRecord], resumed: list[TaskRecord]) -> None:
+        for record in resumed:
+            await self._ride(tx, record)
         for record in ended:
             outcome = record.outcome
             if isinstance(outcome, Faulted):

@@ -101,7 +101,7 @@ class Harness:
         self.views = Views(session, self.tasks)
         self.settlements = Settlements(session, self.tasks)
         self._mailroom = Mailroom(self)
-        generation = GenerationTask(self._host)
+        generation = GenerationTask(self._host, calls)
         # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
         session.derive(generation.derive)
         task_registry.install(generation, calls)

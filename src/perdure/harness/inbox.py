@@ -312,6 +312,11 @@ async def place(tx: Transaction, conversation_id: int, boundary: Boundary, setti
     return placed
 
 
+async def awaits_reset(tx: Transaction, conversation_id: int) -> bool:
+    """Whether a reset waits in the queue."""
+    return any(item["entry"]["kind"] == RESET for item in await _items(tx, conversation_id))
+
+
 async def withdraw(tx: Transaction, conversation_id: int, reason: str, detail: str | None = None) -> None:
     """End every queued input unanswered; queued writes stay (rule H54)."""
     gone = {item["id"] for item in await _items(tx, conversation_id) if item["mode"] != "write"}

@@ -110,6 +110,11 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
     )
 
 
+async def choose_model(host: Host, tx: Transaction, conversation_id: int) -> str | NoModel:
+    """Whom the conversation's next request would ask."""
+    return _model(host, await tx.read(Agent, conversation=conversation_id) or Agent(), conversation_id)
+
+
 def _model(host: Host, agent: Agent, conversation_id: int) -> str | NoModel:
     if host.models is None:
         return NoModel("the harness was opened without models")

@@ -169,6 +169,11 @@ class ToolDefinition(Generic[P, R_co]):
         """Whether one of them takes no None for it."""
         return any(s.needs_environment for s in (self.signature, *(signature for _, signature in self._intents)))
 
+    @property
+    def prepares_intent(self) -> bool:
+        """Whether it has an intent function."""
+        return bool(self._intents)
+
     @cached_property
     def _intents(self) -> list[tuple[Callable[..., Awaitable[JsonValue]], Signature]]:
         return []

@@ -46,7 +46,7 @@ from perdure.kernel.records import (
     to_raw,
 )
 from perdure.kernel.storage import Batch, DocumentWrite, MailReply
-from perdure.kernel.transaction_documents import TransactionDocuments
+from perdure.kernel.transaction_deletion import TransactionDeletion
 
 if TYPE_CHECKING:
     from perdure.kernel.session import Session, Settlement
@@ -82,7 +82,7 @@ class Unset:
 UNSET = Unset()
 
 
-class Transaction(TransactionDocuments):
+class Transaction(TransactionDeletion):
     """A block on the mutation line. Made by ``session.commit()``; usable only inside its block."""
 
     def __init__(
@@ -107,7 +107,6 @@ class Transaction(TransactionDocuments):
         self._settled: Settlement | None = None
         self._first_id = 0
         """Ids from here on are this transaction's own."""
-        self._forked: set[int] = set()
         self._replies: dict[int, MailReply] = {}
 
     # --- the block ---------------------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ class Transaction(TransactionDocuments):
             raise ValueError("fork at an entry of an earlier commit, not of this transaction")
         session = self.session
         await session.settled_here()
-        segments = await session.lineage(conversation_id, staged=True)
+        segments = await self._lineage(conversation_id)
         entry = await session.reading(session.storage.entry(at))
         if entry is None or not history.contains(segments, entry.conversation_id, entry.id):
             raise NotFound(f"entry {at} is not visible from conversation {conversation_id}")
@@ -283,6 +282,7 @@ class Transaction(TransactionDocuments):
         version: int,
         phase: str,
         input: msgspec.Raw,
+        checkpoint: msgspec.Raw = NULL,
         conversation: int | None = None,
         owner: int | None = None,
         background: bool = False,
@@ -294,7 +294,7 @@ class Transaction(TransactionDocuments):
             kind=kind,
             version=version,
             created_at=self.at,
-            state=Pending(phase=phase),
+            state=Pending(phase=phase, raw_checkpoint=checkpoint),
             raw_input=input,
             owner=owner,
             background=background,
@@ -453,7 +453,9 @@ class Transaction(TransactionDocuments):
 
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
-        records = any((self._conversations, self._entries, self._tasks, self._submissions, self._replies))
+        records = any(
+            (self._conversations, self._entries, self._tasks, self._submissions, self._replies, self._deleted)
+        )
         if not writes and not records:
             return
         for change in changes:
@@ -476,6 +478,7 @@ class Transaction(TransactionDocuments):
             documents=writes,
             replies=list(self._replies.values()),
             progress=self.progress and not records,
+            deleted=sorted(self._deleted),
         )
         values = self.context.values if self.context is not None else None
         self._settled = session.stage(batch, changes, states, values)

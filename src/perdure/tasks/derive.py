@@ -20,6 +20,7 @@ from msgspec import structs
 
 from perdure.kernel.errors import InvalidTransition
 from perdure.kernel.records import (
+    NULL,
     Aborted,
     Completed,
     Completing,
@@ -281,7 +282,7 @@ class _Candidate:
         host = self.host
         host.tree.add_task(record)
         if isinstance(record.state, Pending) and host.mode == "on" and not isinstance(host.verdict(record), Blocked):
-            self.tx.put_task(began(record, self.tx.at, fresh=True))
+            self.tx.put_task(began(record, self.tx.at, fresh=record.state.raw_checkpoint == NULL))
 
     def consider(self, record: TaskRecord) -> None:
         state = record.state

@@ -15,6 +15,7 @@ import msgspec
 from typing_extensions import override
 
 from perdure.cli.demo.project import JOBS, ORDERS, SUPPLIER, script
+from perdure.harness.calls import EXECUTE
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, ToolInput, ToolResultData
 from perdure.harness.environment import ExecResult
 from perdure.harness.harness import Harness
@@ -110,7 +111,7 @@ class Watcher:
         for entry in settled.batch.entries:
             self._entry(entry)
         for task in settled.batch.tasks:
-            self._task(task)
+            self._task(task, settled.at)
 
     def _entry(self, entry: EntryRecord) -> None:
         if entry.kind == TOOL_RESULT:
@@ -124,13 +125,15 @@ class Watcher:
             assert isinstance(message, AssistantMessage), "an assistant entry holds one"
             tell(answer=message.text, stop=message.stop_reason, calls=[part.name for part in message.tool_calls])
 
-    def _task(self, task: TaskRecord) -> None:
+    def _task(self, task: TaskRecord, at: int) -> None:
         state = task.state
         if isinstance(state, Sleeping):
             stand("in_sleep", kind=task.kind)
         elif isinstance(state, Running) and task.kind == "pi.tool":
-            before, self.phases[task.id] = self.phases.get(task.id), state.phase
-            if before is not None and before != state.phase:
+            # A call has its intent from its first commit on, or from a later one; one of an earlier process has both.
+            before = self.phases.get(task.id, "start" if task.started_at == at else EXECUTE)
+            self.phases[task.id] = state.phase
+            if (before, state.phase) == ("start", EXECUTE):
                 stand("before_tool", tool=msgspec.json.decode(task.raw_input, type=ToolInput).name)
 
 
