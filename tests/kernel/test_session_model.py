@@ -1,5 +1,6 @@
-"""A session against a model in plain Python: documents, entries, forks, tasks, requests; rolled back, raced, crashed,
-reopened (rules K1, K23, K43, K45, K60, K61, K64, K99, K111 to K113, K115, K118 to K120, K122, K130)."""
+"""A session against a model in plain Python: documents, entries, forks, tasks, requests, deletions; rolled back, raced,
+crashed, reopened (rules K1, K23, K43, K45, K60, K61, K64, K99, K111 to K113, K115, K118 to K120, K122, K130, K193,
+K195, K196)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from kernel.samples import Draft, Job, Live, Note, Scratch, Tally, begin, ended,
 from kernel.stores import HeldStorage, rest
 from perdure.kernel.document import Document
 from perdure.kernel.documents import ForkConflict
-from perdure.kernel.errors import NotFound, RequestConflict
+from perdure.kernel.errors import ConversationOpen, NotFound, RequestConflict
 from perdure.kernel.json import same_json
 from perdure.kernel.observation import Watch
 from perdure.kernel.ops import apply
@@ -42,6 +43,7 @@ class Model:
 
     seq: int = 0
     places: dict[int, Place] = field(default_factory=dict[int, Place])
+    deleted: dict[int, Place] = field(default_factory=dict[int, Place])
     entries: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
     """Its place, its commit, its n."""
     documents: dict[tuple[str, int], list[tuple[int, int | None]]] = field(default_factory=dict[Any, Any])
@@ -49,9 +51,9 @@ class Model:
     requests: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict[Any, Any])
 
     def shown(self, place: int) -> list[int]:
-        parent = self.places[place].parent
-        inherited = [] if parent is None else [id for id in self.shown(parent[0]) if id <= parent[1]]
-        return inherited + self.places[place].own
+        here = self.places.get(place) or self.deleted[place]
+        inherited = [] if here.parent is None else [id for id in self.shown(here.parent[0]) if id <= here.parent[1]]
+        return inherited + here.own
 
     def value(self, kind: str, scope: int, at: int | None = None) -> int | None:
         history = self.documents.get((kind, scope), [])
@@ -61,7 +63,7 @@ class Model:
         self.documents.setdefault((kind, scope), []).append((self.seq, n))
 
 
-STEPS = "note note set set bump retire conversation fork fork task end scratch ask tally"
+STEPS = "note note set set bump retire conversation fork fork task end scratch ask tally delete delete"
 steps = st.tuples(st.sampled_from(STEPS.split()), st.integers(0, 50), st.integers(0, 50), st.integers(0, 5))
 bumps = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=5)
 
@@ -76,6 +78,8 @@ class Attempt:
         self.tx = tx
         self.drafted: set[tuple[str, int]] = set()
         self.forked: set[int] = set()
+        self.written: set[int] = set()
+        """Places that this transaction may not delete: what it writes there would go nowhere."""
         self.ended: list[int] = []
         self.conflicts: type[Exception] | None = None
 
@@ -83,6 +87,8 @@ class Attempt:
         model, tx = self.model, self.tx
         place = sorted(model.places)[a % len(model.places)]
         kind = sorted(KINDS)[b % 3]
+        if what in ("note", "set", "bump", "task", "ask"):
+            self.written.add(place)
         if what == "note":
             entry = tx.append(Note(n=n), conversation=place).id
             model.places[place].own.append(entry)
@@ -127,6 +133,9 @@ class Attempt:
                 with contextlib.suppress(RequestConflict):
                     tx.check_request(found, str(n))
                     raise AssertionError("other content must conflict")
+        elif what == "delete":
+            await self.delete(place)
+            return
         elif what == "tally":
             (await tx.draft(Tally)).n = n
             if model.value("tally", 0) != n:
@@ -146,6 +155,28 @@ class Attempt:
         for kind, n in (("job", before.value("job", origin, seq)), ("live", before.value("live", place))):
             if n is not None:
                 model.put(kind, child, n)
+
+    async def delete(self, place: int) -> None:
+        model, tx = self.model, self.tx
+        if place in self.written | self.forked or place not in self.before.places or len(model.places) == 1:
+            return
+        if place in model.live.values():
+            with contextlib.suppress(ConversationOpen):
+                await tx.delete_conversation(place)
+                raise AssertionError("a task in it is live")
+            return
+        assert await tx.delete_conversation(place) == [place]
+        model.deleted[place] = model.places.pop(place)
+        for kind in KINDS:
+            if model.value(kind, place) is not None:
+                model.put(kind, place, None)
+        for key in [key for key in model.requests if key[0] == place]:
+            del model.requests[key]
+        with contextlib.suppress(NotFound):
+            await tx.entries(place)
+            raise AssertionError("it is deleted")
+        assert place not in [record.id for record in await tx.conversations(limit=1_000)]
+        assert await tx.tasks(conversation_id=place) == await tx.submissions(conversation_id=place) == []
 
     async def look(self, place: int, kind: str) -> None:
         """Rule K45: what the transaction sees is what it did."""
@@ -320,6 +351,9 @@ class SessionMachine(RuleBasedStateMachine):
         assert sorted(session.live.settled) == sorted(session.live.staged) == sorted(model.live)
         assert session.staged.entries == session.staged.tasks == session.staged.conversations == {}
         assert [c.id for c in await session.conversations(limit=1_000)] == sorted(model.places)
+        assert session.staged.deleted == set()
+        for place in model.deleted:
+            assert await session.conversation(place) is None
         for place in list(model.places)[-4:]:
             entries = await session.entries(place, limit=1_000)
             assert [entry.id for entry in entries] == model.shown(place)

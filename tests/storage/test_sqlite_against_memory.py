@@ -51,6 +51,7 @@ class TwoStores(RuleBasedStateMachine):
         self.documents: dict[int, DocumentRecord] = {}
         self.mail: list[int] = []
         self.answered = 0
+        self.deleted: set[int] = set()
         self._open()
         self._commit([self.line.batch(conversations=[ConversationRecord(id=1, created_at=1)])])
 
@@ -147,6 +148,8 @@ class TwoStores(RuleBasedStateMachine):
     def _write(self, documents: dict[int, DocumentWrite], number: int) -> None:
         line = self.line
         address = ("plan", 1 + number % 2, "" if number % 3 else "key")
+        if address[1] in self.deleted:
+            return
         alive = [d for d in self.documents.values() if d.retired_seq is None and (d.kind, d.scope_id, d.key) == address]
         value = b"%d" % number
         if not alive:
@@ -165,6 +168,31 @@ class TwoStores(RuleBasedStateMachine):
         else:
             return
         self.documents[record.id] = record
+
+    @rule(numbers=st.lists(numbers, min_size=1, max_size=3))
+    def delete(self, numbers: list[int]) -> None:
+        """K144, K196: conversations with what they own, if none of it is live; their forks may stay."""
+        gone: set[int] = set()
+        for number in numbers:
+            closure = set(self._same("closure", self.conversations[number % len(self.conversations)]))
+            live = {task.conversation_id for task in self.tasks.values() if task.live}
+            live |= {record.conversation_id for record in self.submissions.values() if not record.settled}
+            if 1 not in closure and not closure & live:
+                gone |= closure
+        retired: list[DocumentWrite] = []
+        for record in list(self.documents.values()):
+            if record.scope_id in gone and record.retired_seq is None:
+                self.documents[record.id] = self.line.retired(record)
+                retired.append(DocumentWrite(self.documents[record.id], version=1))
+        self._commit([self.line.batch(documents=retired, deleted=sorted(gone, reverse=True))])
+        self.deleted |= gone
+        self.conversations = [id for id in self.conversations if id not in gone]
+        self.entries = [entry for entry in self.entries if entry.conversation_id not in gone]
+        self.tasks = {id: task for id, task in self.tasks.items() if task.conversation_id not in gone}
+        self.submissions = {id: s for id, s in self.submissions.items() if s.conversation_id not in gone}
+        for id in gone:
+            assert self._same("conversation", id) is None
+            assert self._same("lineage", id) == ()
 
     @rule(number=numbers)
     def post(self, number: int) -> None:
@@ -219,6 +247,13 @@ class TwoStores(RuleBasedStateMachine):
         self._same("conversations", **page)
         self._same("request", conversation or 1, f"request {number % (self.names + 1)}")
 
+    @rule(first=numbers)
+    def read_each(self, first: int) -> None:
+        """By id, what is deleted and what forks have kept of it too."""
+        for id in range(first % self.line.next_id, min(first % self.line.next_id + 40, self.line.next_id)):
+            for read in ("conversation", "entry", "task", "submission", "closure"):
+                self._same(read, id)
+
     @rule(number=numbers)
     def read_documents(self, number: int) -> None:
         for at in (None, number % (self.line.seq + 1)):
@@ -234,6 +269,8 @@ class TwoStores(RuleBasedStateMachine):
     @invariant()
     def all_is_well(self) -> None:
         assert self._run(self.other.storage.check()) == []
+        sizes = [self._run(line.storage.size()) for line in (self.line, self.other)]
+        assert cut(sizes[0], total=0) == cut(sizes[1], total=0)
 
 
 TestTwoStores = TwoStores.TestCase

@@ -53,6 +53,14 @@ class InvalidTransition(PerdureError, ValueError):
     """A record was asked to move in a way its lifecycle does not allow."""
 
 
+class ConversationOpen(PerdureError):
+    """A conversation was to be deleted that is not closed: something in it, or in what it owns, is live (rule K193)."""
+
+    def __init__(self, conversation: int, live: str) -> None:
+        super().__init__(f"conversation {conversation} cannot be deleted: {live}; end or abort that first")
+        self.conversation = conversation
+
+
 class TooLarge(PerdureError, ValueError):
     """One record, or one write of a document, is larger than a store takes; nothing of its transaction was stored."""
 

@@ -54,6 +54,8 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_default
     parent: ForkPoint | None = None
     owner: int | None = None
     """The task that owns it, or None: ownerless."""
+    shared_through: int | None = None
+    """Of a deleted one the newest entry that forks still show (rule K196). No read finds such a record."""
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

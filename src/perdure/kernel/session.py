@@ -345,6 +345,9 @@ class Session(SettledReads):
             while len(self._pending) >= MAX_STAGED:
                 await bounded(asyncio.wait([self._pending[0].waiter]), transaction.context)
                 self.check_admission(transaction.internal)
+            while self.staged.deleted:  # rule K195
+                await bounded(asyncio.wait([self._pending[-1].waiter]), transaction.context)
+                self.check_admission(transaction.internal)
         except BaseException:
             self._line.release(transaction)
             raise
@@ -412,6 +415,7 @@ class Session(SettledReads):
             else:
                 self.live.staged.pop(task.id, None)
         staged.replies.update(reply.mail_id for reply in batch.replies)
+        staged.deleted.update(batch.deleted)
         for loaded, state in states:
             loaded.staged = state
             if loaded.address.scope == "task" and state.record is not None:
@@ -465,6 +469,8 @@ class Session(SettledReads):
         for loaded, state in commit.states:
             loaded.settled = state
             self.documents.use(loaded)
+        if batch.deleted:
+            self.forget_conversations(batch.deleted)
 
     def _publish(self, commit: _Pending) -> None:
         """Tell observers and watches of it, before the block that made it returns (rules K65 and K70)."""

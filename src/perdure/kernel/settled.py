@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -83,6 +83,8 @@ class StagedRecords:
     tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
     replies: set[int] = field(default_factory=set[int])
     """Mailbox requests that a staged commit answers."""
+    deleted: set[int] = field(default_factory=set[int])
+    """Conversations that a staged commit deletes. No transaction begins meanwhile."""
 
 
 class SettledReads(ABC):
@@ -109,6 +111,8 @@ class SettledReads(ABC):
         self._old_tasks: set[int] = set()
         """Tasks that were live at open: their documents are not known from memory."""
         self._task_documents: dict[int, set[Address]] = {}
+        self._deletions = 0
+        """Commits so far that deleted conversations: a read that began before one may find what it deleted."""
 
     @abstractmethod
     def check_open(self) -> None:
@@ -163,22 +167,34 @@ class SettledReads(ABC):
         self.check_outside()
         self.check_open()
 
+    def forget_conversations(self, ids: Sequence[int]) -> None:
+        """They are deleted."""
+        self._deletions += 1
+        self.staged.deleted.difference_update(ids)
+        for id in ids:
+            self._known_conversations.pop(id, None)
+            self._lineages.pop(id, None)
+
     async def find_conversation(self, id: int) -> ConversationRecord | None:
         found = self.staged.conversations.get(id) or self._known_conversations.get(id)
-        if found is None:
-            found = await self.reading(self.storage.conversation(id))
-            if found is not None:
-                remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
-        return found
+        return found or await self._settled_conversation(id, None)
 
     async def conversation(self, id: int, *, context: Context | None = None) -> ConversationRecord | None:
         self._check_read()
+        return await self._settled_conversation(id, context)
+
+    async def _settled_conversation(self, id: int, context: Context | None) -> ConversationRecord | None:
         found = self._known_conversations.get(id)
         if found is None:
+            before = self._deletions
             found = await self.reading(self.storage.conversation(id), context)
-            if found is not None:
+            if found is not None and self._may_remember(before):
                 remember(self._known_conversations, id, found, KEPT_CONVERSATIONS)
         return found
+
+    def _may_remember(self, deletions: int) -> bool:
+        """Whether what was read after so many deletions is so still, and goes on to be until this session is told."""
+        return deletions == self._deletions and not self.info.read_only
 
     async def entry(self, id: int, *, context: Context | None = None) -> EntryRecord | None:
         self._check_read()
@@ -218,7 +234,10 @@ class SettledReads(ABC):
         if record is not None and (record.parent is None or parent is not None):
             segments = history.of(record, parent or ())
         else:
+            before = self._deletions
             segments = await self.reading(self.storage.lineage(conversation_id))
+            if not self._may_remember(before) and segments:
+                return segments
         if not segments:
             raise NotFound(f"there is no conversation {conversation_id}")
         remember(self._lineages, conversation_id, segments, KEPT_LINEAGES)

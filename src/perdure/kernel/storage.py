@@ -93,6 +93,9 @@ class Batch:
     replies: Sequence[MailReply] = ()
     progress: bool = False
     """Its only writes are throttled progress: it may be acknowledged before it is flushed."""
+    deleted: Sequence[int] = ()
+    """Conversations that are gone once it is stored, after all else it writes, with everything in them but what forks
+    show (rules K192 and K196). Nothing in them is live, and ``documents`` retires what lives in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,11 @@ class Storage(Protocol):
 
         Empty if the conversation does not exist. One call, however long the chain of forks.
         """
+        ...
+
+    async def closure(self, conversation_id: int) -> list[int]:
+        """The conversation and every one that tasks of the closure own, itself first (rule K192); empty if it does not
+        exist."""
         ...
 
     async def entries(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, TypeVar
 
 from perdure.kernel import lineage as history
@@ -19,6 +20,7 @@ from perdure.kernel.storage import ANY, Anything, Order
 if TYPE_CHECKING:
     from perdure.kernel.session import Session
 
+M = TypeVar("M", SubmissionRecord, TaskRecord)
 R = TypeVar("R", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
 
@@ -35,6 +37,8 @@ class TransactionReads:
         self._entries: dict[int, EntryRecord] = {}
         self._tasks: dict[int, TaskRecord] = {}
         self._submissions: dict[int, SubmissionRecord] = {}
+        self._deleted: set[int] = set()
+        """Conversations this transaction deletes."""
         self._free_requests: set[tuple[int, str]] = set()
         """Request ids that no earlier transaction used."""
 
@@ -55,6 +59,8 @@ class TransactionReads:
     async def conversation(self, id: int) -> ConversationRecord:
         """Raises NotFound."""
         self.check_open()
+        if id in self._deleted:
+            raise NotFound(f"conversation {id} is deleted by this transaction")
         found = self._conversations.get(id) or await self.session.find_conversation(id)
         return _found(found, "conversation", id)
 
@@ -70,18 +76,25 @@ class TransactionReads:
         self.check_open()
         session = self.session
         found = self._submissions.get(id) or session.staged.submissions.get(id) or session.open_submissions.get(id)
-        return _found(found or await session.reading(session.storage.submission(id)), "submission", id)
+        found = found or await session.reading(session.storage.submission(id))
+        return _found(self._unless_gone(found), "submission", id)
 
     async def task(self, id: int) -> TaskRecord:
         """Raises NotFound."""
         self.check_open()
         session = self.session
         found = self.live_task(id) or self._tasks.get(id) or session.staged.tasks.get(id)
-        return _found(found or await session.reading(session.storage.task(id)), "task", id)
+        found = found or await session.reading(session.storage.task(id))
+        return _found(self._unless_gone(found), "task", id)
+
+    def _unless_gone(self, record: M | None) -> M | None:
+        return None if record is not None and record.conversation_id in self._deleted else record
 
     async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
         """The submission that holds the request id in this conversation, whatever became of it."""
         self.check_open()
+        if conversation_id in self._deleted:
+            return None
         own = _asked(self._submissions, conversation_id, request_id)
         return own or await self._earlier_request(conversation_id, request_id)
 
@@ -135,8 +148,11 @@ class TransactionReads:
         """Conversations with id > ``after``, by owner."""
         self.check_open()
         await self.session.settled_here()
-        read = self.session.storage.conversations(owner=owner, after=after, limit=limit)
-        stored = await self.session.reading(read)
+
+        def read(after: int) -> Awaitable[list[ConversationRecord]]:
+            return self.session.storage.conversations(owner=owner, after=after, limit=limit)
+
+        stored = await self._unchanged(read, lambda c: c.id in self._deleted, after, limit)
         own = [c for c in self._conversations.values() if c.id > after and owner in (ANY, c.owner)]
         return _merge(stored, own, limit)
 
@@ -158,7 +174,9 @@ class TransactionReads:
                 conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit
             )
 
-        stored = await self._unchanged(read, self._tasks, after, limit)
+        stored = await self._unchanged(
+            read, lambda t: t.id in self._tasks or t.conversation_id in self._deleted, after, limit
+        )
         own = [
             t
             for t in self._tasks.values()
@@ -186,7 +204,9 @@ class TransactionReads:
                 conversation_id=conversation_id, status=status, after=after, limit=limit
             )
 
-        stored = await self._unchanged(read, self._submissions, after, limit)
+        stored = await self._unchanged(
+            read, lambda s: s.id in self._submissions or s.conversation_id in self._deleted, after, limit
+        )
         own = [
             s
             for s in self._submissions.values()
@@ -195,13 +215,14 @@ class TransactionReads:
         return _merge(stored, own, limit)
 
     async def _unchanged(
-        self, read: Callable[[int], Awaitable[list[R]]], own: Mapping[int, R], after: int, limit: int
+        self, read: Callable[[int], Awaitable[list[R]]], changed: Callable[[R], bool], after: int, limit: int
     ) -> list[R]:
-        """Stored records that this transaction has not replaced, page by page: ``limit`` of them, or all there are."""
+        """Stored records that this transaction has not replaced or deleted, page by page: ``limit`` of them, or all
+        there are."""
         found: list[R] = []
         while True:
             page = await self.session.reading(read(after))
-            found.extend(record for record in page if record.id not in own)
+            found.extend(record for record in page if not changed(record))
             if len(page) < limit or len(found) >= limit:
                 return found
             after = page[-1].id
@@ -237,7 +258,13 @@ class TransactionReads:
     def new_conversations(self) -> Mapping[int, ConversationRecord]:
         return self._conversations
 
+    @property
+    def deleted_conversations(self) -> AbstractSet[int]:
+        return self._deleted
+
     async def _lineage(self, conversation_id: int) -> tuple[history.Segment, ...]:
+        if conversation_id in self._deleted:
+            raise NotFound(f"conversation {conversation_id} is deleted by this transaction")
         own = self._conversations.get(conversation_id)
         if own is None:
             return await self.session.lineage(conversation_id, staged=True)

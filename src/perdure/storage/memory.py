@@ -38,6 +38,8 @@ from perdure.kernel.storage import (
     StoredDocument,
     StoreInfo,
 )
+from perdure.storage.deletion import delete
+from perdure.storage.memory_deletion import MemoryShelf, closure_of, deletion_refused
 from perdure.storage.rules import (
     FIRST_ID,
     KEPT_ANSWERS,
@@ -57,7 +59,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class _Document:
+class StoredHistory:
     record: DocumentRecord
     bases: list[tuple[int, int, bytes]] = field(default_factory=list[tuple[int, int, bytes]])
     """(seq, version, value), ascending."""
@@ -72,7 +74,7 @@ class _Document:
 
 
 @dataclass(slots=True)
-class _Contents:
+class Contents:
     """Everything committed. Records are immutable, so a copy of the containers is a copy of the store."""
 
     log_id: str = ""
@@ -88,15 +90,15 @@ class _Contents:
     requests: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
     live: set[int] = field(default_factory=set[int])
-    documents: dict[int, _Document] = field(default_factory=dict[int, _Document])
+    documents: dict[int, StoredHistory] = field(default_factory=dict[int, StoredHistory])
     at_address: dict[Address, list[int]] = field(default_factory=dict[Address, list[int]])
     in_scope: dict[tuple[str, int], list[int]] = field(default_factory=dict[tuple[str, int], list[int]])
     mail: dict[int, Mail] = field(default_factory=dict[int, Mail])
     replies: dict[int, MailReply] = field(default_factory=dict[int, MailReply])
     last_mail: int = 0
 
-    def copy(self) -> _Contents:
-        return _Contents(
+    def copy(self) -> Contents:
+        return Contents(
             self.log_id,
             self.epoch,
             self.writer,
@@ -110,7 +112,7 @@ class _Contents:
             dict(self.requests),
             dict(self.tasks),
             set(self.live),
-            {id: _Document(d.record, list(d.bases), list(d.deltas)) for id, d in self.documents.items()},
+            {id: StoredHistory(d.record, list(d.bases), list(d.deltas)) for id, d in self.documents.items()},
             {key: list(ids) for key, ids in self.at_address.items()},
             {key: list(ids) for key, ids in self.in_scope.items()},
             dict(self.mail),
@@ -153,7 +155,7 @@ class _Contents:
         ids = [r.mail_id for r in batch.replies]
         if len(set(ids)) < len(ids) or any(id not in self.mail or id in self.replies for id in ids):
             return "a request is answered that is not there or has its answer"
-        return None
+        return deletion_refused(self, batch)
 
     def apply(self, batch: Batch) -> None:
         for conversation in batch.conversations:
@@ -176,6 +178,8 @@ class _Contents:
             self.replies[reply.mail_id] = reply
         for id in list(self.replies)[:-KEPT_ANSWERS]:
             del self.replies[id], self.mail[id]
+        if batch.deleted:
+            delete(MemoryShelf(self), batch.deleted)
         self.seq = batch.seq
         self.next_id = batch.next_id
 
@@ -183,7 +187,7 @@ class _Contents:
         record = write.record
         document = self.documents.get(record.id)
         if document is None:
-            document = self.documents[record.id] = _Document(record)
+            document = self.documents[record.id] = StoredHistory(record)
             insort(self.at_address.setdefault(record.address, []), record.id)
             insort(self.in_scope.setdefault((record.scope, record.scope_id), []), record.id)
         document.record = record
@@ -197,14 +201,19 @@ class _Contents:
 
     # --- reads ---------------------------------------------------------------------------------------------
 
-    def alive(self, address: Address, at: int | None = None) -> _Document | None:
+    def alive(self, address: Address, at: int | None = None) -> StoredHistory | None:
         for id in reversed(self.at_address.get(address, ())):
             if self.documents[id].alive(at):
                 return self.documents[id]
         return None
 
+    def there(self, conversation_id: int) -> ConversationRecord | None:
+        """A conversation, unless it is deleted."""
+        found = self.conversations.get(conversation_id)
+        return found if found is not None and found.shared_through is None else None
+
     def ancestry(self, conversation_id: int) -> Iterator[tuple[int, int | None]]:
-        conversation = self.conversations.get(conversation_id)
+        conversation = self.there(conversation_id)
         while conversation is not None:
             parent = conversation.parent
             yield conversation.id, None if parent is None else parent.at
@@ -219,7 +228,7 @@ class MemoryStorage:
     """
 
     def __init__(self) -> None:
-        self._contents = _Contents()
+        self._contents = Contents()
         self._info: StoreInfo | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: StorageError | None = None
@@ -316,13 +325,13 @@ class MemoryStorage:
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    def _read(self) -> _Contents:
+    def _read(self) -> Contents:
         if self._info is None:
             raise StorageError("this MemoryStorage is not open")
         return self._contents
 
     async def conversation(self, id: int) -> ConversationRecord | None:
-        return self._read().conversations.get(id)
+        return self._read().there(id)
 
     async def entry(self, id: int) -> EntryRecord | None:
         return self._read().entries.get(id)
@@ -339,6 +348,9 @@ class MemoryStorage:
 
     async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
         return lineage_of(self._read().ancestry(conversation_id))
+
+    async def closure(self, conversation_id: int) -> list[int]:
+        return closure_of(self._read(), conversation_id)
 
     async def entries(
         self,
@@ -375,7 +387,11 @@ class MemoryStorage:
     ) -> list[ConversationRecord]:
         contents = self._read()
         check_limit(limit)
-        found = (c for c in contents.conversations.values() if c.id > after and (owner is ANY or c.owner == owner))
+        found = (
+            c
+            for c in contents.conversations.values()
+            if c.id > after and c.shared_through is None and (owner is ANY or c.owner == owner)
+        )
         return nsmallest(limit, found, key=lambda c: c.id)
 
     async def tasks(

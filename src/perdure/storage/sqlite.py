@@ -222,6 +222,9 @@ class SqliteStorage:
     async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
         return await self._read(lambda reader: reader.lineage(conversation_id))
 
+    async def closure(self, conversation_id: int) -> list[int]:
+        return await self._read(lambda reader: reader.closure(conversation_id))
+
     async def entries(
         self,
         lineage: Sequence[Segment],

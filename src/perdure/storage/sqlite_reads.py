@@ -32,11 +32,21 @@ Record = TypeVar("Record", ConversationRecord, EntryRecord, SubmissionRecord, Ta
 _STILL_ATTEMPTS = 5
 _LINEAGE = """
 WITH RECURSIVE chain (id, parent, forked_at, depth) AS (
-    SELECT id, parent, forked_at, 0 FROM conversations WHERE id = ?
+    SELECT id, parent, forked_at, 0 FROM conversations WHERE id = ? AND owner IS NOT 0
     UNION ALL
     SELECT c.id, c.parent, c.forked_at, depth + 1 FROM chain JOIN conversations AS c ON c.id = chain.parent
 )
 SELECT id, forked_at FROM chain ORDER BY depth
+"""
+_CLOSURE = """
+WITH RECURSIVE closure (id) AS (
+    SELECT id FROM conversations WHERE id = ? AND owner IS NOT 0
+    UNION
+    SELECT c.id FROM closure
+        JOIN tasks AS t INDEXED BY tasks_by_conversation ON t.conversation_id = closure.id
+        JOIN conversations AS c INDEXED BY conversations_by_owner ON c.owner = t.id
+)
+SELECT id FROM closure
 """
 _ENTRIES = {
     "ascending": "SELECT body FROM entries WHERE conversation_id = ? AND id BETWEEN ? AND ? ORDER BY id LIMIT ?",
@@ -140,7 +150,8 @@ class Reader:
     # --- records ---------------------------------------------------------------------------------------------
 
     def conversation(self, id: int) -> ConversationRecord | None:
-        return self._one(_decode_conversation, "SELECT body FROM conversations WHERE id = ?", id)
+        sql = "SELECT body FROM conversations WHERE id = ? AND owner IS NOT 0"
+        return self._one(_decode_conversation, sql, id)
 
     def entry(self, id: int) -> EntryRecord | None:
         return self._one(_decode_entry, "SELECT body FROM entries WHERE id = ?", id)
@@ -159,6 +170,9 @@ class Reader:
 
     def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
         return lineage_of(self._rows(_LINEAGE, (conversation_id,)))  # pyright: ignore[reportArgumentType]
+
+    def closure(self, conversation_id: int) -> list[int]:
+        return [int(id) for (id,) in self._rows(_CLOSURE, (conversation_id,))]
 
     def entries(
         self, lineage: Sequence[Segment], first: int, last: int | None, order: Order, limit: int
@@ -181,7 +195,7 @@ class Reader:
 
     def conversations(self, owner: int | Anything | None, after: int, limit: int) -> list[ConversationRecord]:
         if owner is ANY:
-            sql, values = "SELECT body FROM conversations WHERE id > ?", (after, limit)
+            sql, values = "SELECT body FROM conversations WHERE id > ? AND owner IS NOT 0", (after, limit)
         else:
             sql, values = "SELECT body FROM conversations WHERE owner IS ? AND id > ?", (owner, after, limit)
         return self._many(_decode_conversation, f"{sql} ORDER BY id LIMIT ?", *values)

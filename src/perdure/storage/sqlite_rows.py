@@ -23,12 +23,16 @@ TABLES: dict[str, type[Record]] = {
     "documents": DocumentRecord,
 }
 
+NOBODY = 0
+"""The owner of what is left of a deleted conversation, in its row: no task has this id, and no scan finds it."""
+
 
 def conversation_row(record: ConversationRecord) -> Row:
     parent = record.parent
+    owner = record.owner if record.shared_through is None else NOBODY
     if parent is None:
-        return record.id, record.owner, None, None
-    return record.id, record.owner, parent.conversation, parent.at
+        return record.id, owner, None, None
+    return record.id, owner, parent.conversation, parent.at
 
 
 def entry_row(record: EntryRecord) -> Row:

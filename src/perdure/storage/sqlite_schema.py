@@ -46,6 +46,7 @@ CREATE TABLE conversations (
     body BLOB NOT NULL
 ) STRICT;
 CREATE INDEX conversations_by_owner ON conversations (owner, id);
+CREATE INDEX conversations_forks ON conversations (parent) WHERE parent IS NOT NULL;
 
 CREATE TABLE entries (
     id INTEGER PRIMARY KEY,

@@ -19,7 +19,9 @@ import msgspec
 
 from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
 from perdure.kernel.storage import Batch, StoreInfo
+from perdure.storage.deletion import delete
 from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
+from perdure.storage.sqlite_deletion import SqliteShelf
 from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
 from perdure.storage.sqlite_schema import BUSY_MS, Link, explained, roll_back
 from perdure.storage.worker import Worker, tell
@@ -70,13 +72,14 @@ _encode = msgspec.json.Encoder().encode
 class _Commit:
     """One batch, encoded: the rows of each table in the order of ``_INSERTS``."""
 
-    __slots__ = ("at", "future", "next_id", "progress", "reclaim", "replies", "seq", "size", "tables")
+    __slots__ = ("at", "deleted", "future", "next_id", "progress", "reclaim", "replies", "seq", "size", "tables")
 
     def __init__(self, batch: Batch, future: asyncio.Future[None]) -> None:
         self.seq = batch.seq
         self.at = batch.at
         self.next_id = batch.next_id
         self.progress = batch.progress
+        self.deleted = batch.deleted
         self.future = future
         documents: list[Row] = []
         bases: list[Row] = []
@@ -245,6 +248,8 @@ class Writer:
         group = [waiting.popleft()]
         size = group[0].size
         while waiting and len(group) < MAX_GROUP and size + waiting[0].size <= MAX_GROUP_BYTES:
+            if group[-1].deleted:
+                break  # what comes after a deletion is written after it
             size += waiting[0].size
             group.append(waiting.popleft())
         if self._failure is None:
@@ -297,6 +302,8 @@ class Writer:
                 if link.total_changes() - before != len(replies):
                     raise StorageError(f"{self._path}: a request is answered that is not there or has its answer")
                 cursor.execute(_FORGET, (KEPT_ANSWERS,))
+            if last.deleted:
+                delete(SqliteShelf(cursor, self._path), last.deleted)
             cursor.execute("COMMIT")
         except BaseException:
             roll_back(link)

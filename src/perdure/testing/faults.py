@@ -274,6 +274,9 @@ class FaultyStorage:
     async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
         return await self._reading(self.inner.lineage(conversation_id))
 
+    async def closure(self, conversation_id: int) -> list[int]:
+        return await self._reading(self.inner.closure(conversation_id))
+
     async def entries(
         self,
         lineage: Sequence[Segment],

@@ -86,6 +86,7 @@ class Line:
         documents: Sequence[DocumentWrite] = (),
         replies: Sequence[MailReply] = (),
         progress: bool = False,
+        deleted: Sequence[int] = (),
     ) -> Batch:
         """The next batch; the number is spent even if it is never handed over."""
         self.seq += 1
@@ -101,6 +102,7 @@ class Line:
             documents=documents,
             replies=replies,
             progress=progress,
+            deleted=deleted,
         )
 
     async def commit(self, batch: Batch) -> None:
