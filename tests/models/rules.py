@@ -114,8 +114,8 @@ class ChatRules(Rules):
                 calls = message.get("tool_calls") or []
                 if not calls and blank(message.get("content")):
                     yield f"{where}: neither words nor calls"
-                if message.get("content") is not None and blank(message["content"]):
-                    yield f"{where}: blank words"
+                if "content" in message and blank(message["content"]):
+                    yield f"{where}: blank words, or none that are null"
                 for made in calls:
                     if not 0 < len(made["id"]) <= 40 or made["id"] in seen:
                         yield f"{where}: name of a call: {made['id']!r}"

@@ -48,7 +48,6 @@ CHAT: Body = {
         {"role": "user", "content": "hi"},
         {
             "role": "assistant",
-            "content": None,
             "tool_calls": [
                 {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
                 {"id": "b", "type": "function", "function": {"name": "look", "arguments": "{}"}},
@@ -138,6 +137,7 @@ BREACHES: list[tuple[str, str, Change]] = [
     ("chat", "name of a call", set_at("messages", 2, "tool_calls", 1, "id", to="a")),
     ("chat", "no object", set_at("messages", 2, "tool_calls", 1, "function", "arguments", to='{"a')),
     ("chat", "neither words nor calls", drop("messages", 2, "tool_calls")),
+    ("chat", "null", set_at("messages", 2, "content", to=None)),
     ("chat", "empty", set_at("messages", 1, "content", to="")),
     ("chat", "empty", set_at("messages", 3, "content", to="")),
     ("chat", "image", set_at("messages", 1, "content", to=[{"type": "image_url", "image_url": {"url": "x"}}])),

@@ -259,6 +259,22 @@ async def test_a_server_of_ones_own_is_asked_in_plain_terms_h170() -> None:
         assert server.sent[0].headers["authorization"].startswith("Bearer ")
 
 
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("qwen3", "max_tokens"),
+        ("openai/gpt-oss-20b", "max_tokens"),
+        ("gpt-5.4", "max_completion_tokens"),
+        ("openai/o5-mini", "max_completion_tokens"),
+    ],
+)
+async def test_a_limit_is_sent_by_the_name_that_the_server_knows_h170(model: str, field: str) -> None:
+    """One that does not know it would not stop."""
+    async with provider(say("ok")) as server:
+        await ask(local(server, model=model), user("hi"), max_output=5)
+        assert {name: value for name, value in server.bodies[0].items() if "max" in name} == {field: 5}
+
+
 async def test_settings_of_an_endpoint_win_h170() -> None:
     async with provider(say("ok")) as server:
         await ask(local(server, settings={"temperature": 0.25}), user("hi"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 NO_KEY: Final = "no-key"
 """Sent where no key is wanted: the SDK insists on one."""
+
+_OPENAIS: Final = re.compile(r"(?:[^/]*/)?(?:gpt-(?!oss)|chatgpt-|o\d)")
+"""Models that are OpenAI's wherever they are served."""
 
 LIBRARY: Final[dict[Protocol, tuple[str, ...]]] = {
     "openai": (
@@ -90,6 +94,7 @@ def _anthropic(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient
 def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -> Model:
     from openai import AsyncOpenAI
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.profiles.openai import OpenAIModelProfile
     from pydantic_ai.providers.openai import OpenAIProvider
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
@@ -104,4 +109,8 @@ def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -
     )
     if endpoint.protocol == "openai":
         return OpenAIResponsesModel(name, provider=provider)
-    return OpenAIChatModel(name, provider=provider)
+    # The newer name of the limit is the only one that OpenAI's newer models take, and that older servers do not know:
+    # those ignore it, and go on for ever.
+    newer = endpoint.name in OWN or _OPENAIS.match(name) is not None
+    profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=newer)
+    return OpenAIChatModel(name, provider=provider, profile=profile)
