@@ -10,7 +10,7 @@ from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Inbox, Live
 from perdure.harness.harness import Harness
 from perdure.harness.messages import Message, decode_messages
-from perdure.harness.model import ModelRequest
+from perdure.harness.model import ModelRequest, Models
 from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool
 from perdure.kernel.entries import Entry
@@ -18,7 +18,6 @@ from perdure.kernel.json import JsonValue
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Settled
 from perdure.storage.memory import MemoryStorage
-from perdure.testing.model import ScriptedModel
 
 TURNS = 60
 
@@ -81,7 +80,7 @@ Reports = list[Report]
 
 @asynccontextmanager
 async def opened(
-    model: ScriptedModel | None = None,
+    model: Models | None = None,
     *,
     storage: MemoryStorage | None = None,
     tools: tuple[AnyTool, ...] = (),

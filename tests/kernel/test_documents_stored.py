@@ -74,11 +74,29 @@ async def test_a_base_is_written_once_the_deltas_are_large() -> None:
     async with Session.open(storage) as session:
         async with session.commit() as tx:
             (await tx.draft(Tally)).text = "x" * 10_000
-        for n in range(9):
+        for n in range(12):
             async with session.commit() as tx:
-                (await tx.draft(Tally)).log = [str(n) * 9_000]
+                (await tx.draft(Tally)).log = [str(n % 10) * 9_000]
         kinds = ["base" if write.base is not None else "delta" for write in writes(storage)]
-        assert kinds == ["base", *["delta"] * 4, "base", *["delta"] * 4]
+        assert kinds == ["base", *["delta"] * 8, "base", *["delta"] * 3], "at more than four times the new one"
+
+
+async def test_a_text_that_grows_is_not_stored_anew_while_it_grows() -> None:
+    """Rule K101: a base that takes as much as the deltas is no gain, however much both are."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        async with session.commit() as tx:
+            (await tx.draft(Tally)).text = "x" * 100
+        for _ in range(300):
+            async with session.commit() as tx:
+                (await tx.draft(Tally)).text += "x" * 200
+        assert [write.base is not None for write in writes(storage)] == [True, *[False] * 300]
+        async with session.commit() as tx:
+            (await tx.draft(Tally)).text = ""
+        for n in range(2_500):
+            async with session.commit() as tx:
+                (await tx.draft(Tally)).n = n
+        assert sum(write.base is not None for write in writes(storage)) > 1, "it is small again, and so is its base"
 
 
 async def test_a_change_as_large_as_the_whole_is_stored_as_the_whole() -> None:

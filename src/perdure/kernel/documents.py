@@ -26,7 +26,7 @@ from perdure.kernel.storage import DocumentWrite, StoredDocument
 D = TypeVar("D", bound=Document)
 
 REPLAY_FACTOR = 4
-"""A base is written once replaying what follows the last one would cost more than this many times the base."""
+"""A base is written once replaying what follows the last one would cost more than this many times the new one."""
 OP_COST = 64
 """What replaying one delta costs beside its bytes, in bytes."""
 SMALL_BASE = 1024
@@ -43,6 +43,8 @@ class DocState:
     base_bytes: int = 0
     deltas: int = 0
     delta_bytes: int = 0
+    weighed: int = 0
+    """Bytes that a new base would have taken when that was last found too much; 0: never, since the last base."""
 
 
 ABSENT = DocState(None, 0, None)
@@ -104,8 +106,11 @@ def materialise(stored: StoredDocument) -> DocState:
     return DocState(stored.record, stored.version, value, len(stored.base), len(stored.deltas), delta_bytes)
 
 
-def write_base(record: DocumentRecord, version: int, value: JsonValue) -> tuple[DocState, DocumentWrite]:
-    base = encode_json(value)
+def write_base(
+    record: DocumentRecord, version: int, value: JsonValue, base: bytes | None = None
+) -> tuple[DocState, DocumentWrite]:
+    """``base``: the value encoded, where that is known."""
+    base = encode_json(value) if base is None else base
     reclaim = record.history == "latest"
     return (
         DocState(record, version, value, len(base)),
@@ -120,15 +125,21 @@ def write_change(
     record = state.record
     assert record is not None, "a change needs an incarnation"
     delta = encode_ops(ops)
-    deltas, delta_bytes = state.deltas + 1, state.delta_bytes + len(delta)
+    deltas, delta_bytes, weighed = state.deltas + 1, state.delta_bytes + len(delta), state.weighed
+    replay, base = delta_bytes + OP_COST * deltas, None
     if definition.checkpoint_when is not None:
-        as_base = definition.checkpoint_when(state.base_bytes, deltas, delta_bytes)
+        as_base = due = definition.checkpoint_when(state.base_bytes, deltas, delta_bytes)
     else:
-        as_base = delta_bytes + OP_COST * deltas > REPLAY_FACTOR * max(state.base_bytes, SMALL_BASE)
-    if as_base or len(delta) >= state.base_bytes:
-        return write_base(record, state.version, value)
+        as_base, due = False, replay > REPLAY_FACTOR * max(state.base_bytes, weighed, SMALL_BASE)
+    if not as_base and (due or len(delta) >= state.base_bytes + state.delta_bytes):
+        # What a base takes is known once it is encoded. Of a text that grows it would store everything once more.
+        base = encode_json(value)
+        weighed = len(base)
+        as_base = weighed <= len(delta) or (due and REPLAY_FACTOR * weighed < replay)
+    if as_base:
+        return write_base(record, state.version, value, base)
     return (
-        DocState(record, state.version, value, state.base_bytes, deltas, delta_bytes),
+        DocState(record, state.version, value, state.base_bytes, deltas, delta_bytes, weighed),
         DocumentWrite(record, state.version, ops=delta),
     )
 
