@@ -11,8 +11,10 @@ import pytest
 
 from harness.doubles import settle
 from harness.tool_world import ROOT, ToolWorld, until
+from perdure.harness.calls import INTERRUPTED
 from perdure.harness.environment import (
     CallOutcome,
+    EnvironmentLost,
     EnvironmentUnusable,
     ExecutionEnvironment,
     OpenCall,
@@ -43,11 +45,16 @@ class Scope:
         self.recovery: Recovery = RecoverInterrupted()
         self.captured: ScopeResult | None = None
         self.unusable_at = ""
+        self.lost_at = ""
+        """The environment goes away there, once."""
 
     def note(self, what: str) -> None:
         self.asked.append(what)
         if what.split()[0] == self.unusable_at:
             raise EnvironmentUnusable("the machine is gone")
+        if what.split()[0] == self.lost_at:
+            self.lost_at = ""
+            raise EnvironmentLost("the daemon is gone")
 
     async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
         self.turn = asyncio.Lock()
@@ -294,8 +301,110 @@ async def test_a_call_that_keeps_ending_its_process_is_given_up(bench: Bench) ->
         await bench.world.open(bench.work)
     result = await bench.world.result(task)
     assert result.code == "interrupted"
-    assert "ended 5 times" in result.text
+    assert "cut off 5 times" in result.text
     assert bench.runs == [1, 2, 3, 4, 5]
+
+
+class Flaky:
+    """A tool whose environment goes away under it, so many times."""
+
+    def __init__(self, bench: Bench, losses: int) -> None:
+        self.losses = losses
+        self.attempts: list[int] = []
+
+        @tool(effects="space")
+        async def work(env: ExecutionEnvironment, call: ToolCall) -> str:
+            """Work."""
+            self.attempts.append(call.attempt)
+            if len(self.attempts) <= self.losses:
+                raise EnvironmentLost("the daemon is gone")
+            return "done"
+
+        self.tool = work
+
+
+async def test_an_environment_lost_under_a_call_is_recovered_in_the_same_process_h187(bench: Bench) -> None:
+    flaky = Flaky(bench, 1)
+    bench.environment.scope.recovery = RecoverRun("next")
+    await bench.world.open(flaky.tool)
+    assert (await bench.world.run("work")).text == "done"
+    await settle()
+    assert [what.split()[0] for what in bench.asked] == [
+        "attach",
+        "enter",
+        "before_intent",
+        "recover",
+        "before_intent",
+        "capture",
+        "before_result",
+        "leave",
+    ]
+    assert flaky.attempts == [1, 2]
+    assert bench.environment.scope.turn.locked() is False
+
+
+@pytest.mark.parametrize(
+    "recovery", [RecoverInterrupted("It was undone."), RecoverResult(ScopeResult(text="had", is_error=False))]
+)
+async def test_a_lost_environment_may_end_the_call_h187(bench: Bench, recovery: Recovery) -> None:
+    flaky = Flaky(bench, 1)
+    bench.environment.scope.recovery = recovery
+    await bench.world.open(flaky.tool)
+    result = await bench.world.run("work")
+    assert (result.code, result.text) in (("interrupted", f"{INTERRUPTED} It was undone."), (None, "had"))
+    assert flaky.attempts == [1]
+
+
+@pytest.mark.parametrize("attempt", ["same", "next"])
+async def test_an_environment_that_is_lost_each_time_is_given_up_h187(bench: Bench, attempt: str) -> None:
+    flaky = Flaky(bench, 100)
+    bench.environment.scope.recovery = RecoverRun("same" if attempt == "same" else "next")
+    await bench.world.open(flaky.tool)
+    task = await bench.world.call("work")
+    if attempt == "next":
+        assert "cut off 5 times" in (await bench.world.result(task)).text
+        return
+    with pytest.raises(SessionFailed) as caught:
+        await bench.world.runtime.wait(task)
+    assert isinstance(caught.value.cause, EnvironmentUnusable)
+    assert len(flaky.attempts) == 6
+
+
+async def test_an_environment_lost_at_the_capture_is_recovered_h187(bench: Bench) -> None:
+    bench.hang = False
+    scope = bench.environment.scope
+    scope.lost_at = "capture"
+    scope.recovery = RecoverRun("same")
+    await bench.world.open(bench.work)
+    assert (await bench.world.run("work")).text == "done"
+    assert bench.runs == [1, 2]  # a rerun counts as one more for the tool
+    assert [what.split()[0] for what in bench.asked[3:6]] == ["capture", "recover", "capture"]
+
+
+async def test_an_environment_lost_before_the_intent_begins_again_h187(bench: Bench) -> None:
+    bench.hang = False
+    losses = [EnvironmentLost("gone")]
+
+    @bench.work.intent
+    async def prepare(env: ExecutionEnvironment) -> JsonValue:
+        if losses:
+            raise losses.pop()
+        return None
+
+    await bench.world.open(bench.work)
+    assert (await bench.world.run("work")).text == "done"
+    assert [what.split()[0] for what in bench.asked[1:5]] == ["enter", "leave", "enter", "before_intent"]
+
+
+async def test_an_aborted_call_whose_environment_is_lost_is_recovered_as_aborted_h187(bench: Bench) -> None:
+    await bench.world.open(bench.work)
+    task = await bench.world.call("work")
+    await until(lambda: bool(bench.runs))
+    bench.environment.scope.lost_at = "capture"
+    await bench.world.runtime.abort_task(task)
+    assert (await bench.world.result(task)).code == "aborted"
+    await settle()
+    assert [what.split()[0] for what in bench.asked[3:]] == ["capture", "recover", "before_result", "leave"]
 
 
 async def test_an_environment_that_is_gone_leaves_nothing_but_interrupted(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -20,10 +21,12 @@ from perdure.harness.arguments import InvalidArguments, ToolDefinitionError
 from perdure.harness.documents import Agent, Live, ToolErrorCode, ToolInput
 from perdure.harness.environment import (
     CallScope,
+    EnvironmentLost,
     EnvironmentUnusable,
     ExecutionEnvironment,
     RecoverInterrupted,
     RecoverResult,
+    ScopeResult,
 )
 from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.handle import CallStream, ToolCall
@@ -53,8 +56,8 @@ from perdure.tasks.invocation import stack_of
 from perdure.tasks.run import Run
 
 MAX_CRASHES: Final = 5
-"""So often a call is begun anew by its environment after its process ended; then it ends interrupted, since it may
-be what ends the process."""
+"""So often a call is begun anew by its environment after its process or the environment went away; then it ends
+interrupted, since it may be what ends them."""
 
 EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
@@ -191,12 +194,17 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 return await self._finish(run, refused.result)
             if opened.scope is None:
                 return await self._intend(run, opened)
-            await opened.scope.enter(opened.call)
-            try:
-                return await self._intend(run, opened)
-            finally:
-                if run.id not in self._opened:
-                    await opened.scope.leave(opened.call, outcome=False)
+            lost: EnvironmentLost | None = None
+            for _ in range(MAX_CRASHES):
+                await opened.scope.enter(opened.call)
+                try:
+                    return await self._intend(run, opened)
+                except EnvironmentLost as error:
+                    lost = error  # nothing of the call is there yet
+                finally:
+                    if run.id not in self._opened:
+                        await opened.scope.leave(opened.call, outcome=False)
+            raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
     async def _prepare(self, run: Run[ToolInput, None, None]) -> _Opened:
         """Resolve, repair, validate, before_tool, validate again. Raises _Refused."""
@@ -229,7 +237,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         try:
             value = await tool.prepare_intent(opened.values, handle, opened.environment)
             raw = to_raw(value, at=f"{tool.name}.intent")
-        except (EnvironmentUnusable, StaleEpochError):
+        except (EnvironmentUnusable, EnvironmentLost, StaleEpochError):
             raise
         except Exception as error:  # the tool's own code; nothing of the call was done
             return await self._finish(run, error_result("tool_error", self._words(run, error)))
@@ -265,9 +273,15 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     async def execute(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
         with self._scopes.failing():
             opened = self._opened.get(run.id) or self._opening(run)
-            if opened is None or opened.intent.attempt != run.checkpoint.attempt:
-                return await self._recover(run)
-            return await self._perform(run, opened)
+            if opened is not None and opened.intent.attempt != run.checkpoint.attempt:
+                opened = None
+            lost: EnvironmentLost | None = None
+            for losses in range(MAX_CRASHES + 1):
+                try:
+                    return await (self._recover(run, losses) if opened is None else self._perform(run, opened))
+                except EnvironmentLost as error:
+                    lost, opened = error, None
+            raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call") from lost
 
     def _opening(self, run: Run[ToolInput, None, CallIntent]) -> _Opened | None:
         known = self._foreseen.pop(run.id, None)
@@ -286,6 +300,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             moved = await self._finish(run, result, opened.scoped)
             abandoned = False
             return moved
+        except EnvironmentLost:
+            abandoned = False  # it keeps its turn, and is recovered
+            self._opened.pop(run.id, None)
+            raise
         except (asyncio.CancelledError, RunEnded):
             # Being aborted, it goes on in on_abort from what is in memory. In a session that ends nothing does.
             abandoned = self._session.closing or self._session.failed is not None
@@ -326,7 +344,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         except _TimedOut:
             text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
             return ToolResult(text, is_error=True, code="timeout")
-        except (EnvironmentUnusable, StaleEpochError):
+        except (EnvironmentUnusable, EnvironmentLost, StaleEpochError):
             raise
         except asyncio.CancelledError:
             if not cancelled_itself():
@@ -408,8 +426,11 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     # --- after an interruption ---------------------------------------------------------------------------------
 
-    async def _recover(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
-        """The call has an intent, and no run of this process: may it be run again?"""
+    async def _recover(self, run: Run[ToolInput, None, CallIntent], losses: int) -> Next[None]:
+        """The call has an intent, and no run of this process any more: may it be run again?
+
+        ``losses``: how often this process lost its environment under it.
+        """
         intent = run.checkpoint
         agent = await self._agent(run)
         tool = self._registry.find_tool(agent, run.input.name)
@@ -425,9 +446,9 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if isinstance(recovery, RecoverInterrupted):
                 return await self._interrupted(run, recovery.reason, scoped)
             if recovery.attempt == "next":
-                crashes = intent.crashes + run.restarts
+                crashes = intent.crashes + run.restarts + losses
                 if crashes >= MAX_CRASHES:
-                    return await self._interrupted(run, f"Its process ended {crashes} times.", scoped)
+                    return await self._interrupted(run, f"It was cut off {crashes} times.", scoped)
                 intent = msgspec.structs.replace(intent, attempt=intent.attempt + 1, crashes=crashes, scope_data=NULL)
         elif intent.scoped:
             return await self._interrupted(run, "Its environment is not there any more.")
@@ -485,12 +506,18 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if scope is None:
                 return await self._finish(run, result)
             call = view(self._session, run.record, run.input, intent, None if opened is None else opened.tool)
-            if opened is not None:
-                decided = await scope.capture(call, result)
-            else:
-                recovery = await scope.recover(call)
-                decided = recovery.result if isinstance(recovery, RecoverResult) else None
+            decided = await self._settle_aborted(scope, call, result, running=opened is not None)
             return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
+
+    async def _settle_aborted(
+        self, scope: CallScope, call: CallView, result: CallResult, *, running: bool
+    ) -> ScopeResult | None:
+        """What the scope says of an aborted call. ``running``: it ran in this process."""
+        if running:
+            with suppress(EnvironmentLost):
+                return await scope.capture(call, result)
+        recovery = await scope.recover(call)
+        return recovery.result if isinstance(recovery, RecoverResult) else None
 
     async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
         """The scheduler wrote the outcome: the call has a result all the same."""

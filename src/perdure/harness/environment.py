@@ -27,6 +27,9 @@ from byte 0), it was undone (run under a new attempt, or interrupted), or the re
 changes outside happens inside ``recover``, before the new attempt is committed, so a crash in it leads to the
 same question again.
 
+Where the environment goes away under a call that runs, its operations, or ``capture``, raise EnvironmentLost: the
+scope is asked ``recover`` in the same process then, without ``leave`` and ``enter`` in between.
+
 A call without a stored intent is not asked about: nothing ran. Nested calls do not enter; they are part of
 their outermost call's change and use its environment. Without a scope (LocalEnvironment) all of this is
 skipped.
@@ -96,6 +99,11 @@ class ProcessesRemain(PerdureError):
 class EnvironmentUnusable(PerdureError):
     """The environment cannot go on in this session. Never a tool result: the harness fails the session with
     it."""
+
+
+class EnvironmentLost(PerdureError):
+    """The environment went away under a call, and may be there again. Never a tool result: its scope is asked to
+    ``recover`` the call, as after a crash."""
 
 
 # --- files and commands -------------------------------------------------------------------------------------
