@@ -107,7 +107,11 @@ class Chat(Dialect[ChatRules]):
         for step in range(max(map(len, pieces), default=0)):
             for at, texts in enumerate(pieces):
                 if step < len(texts):
-                    yield chunk({"tool_calls": [{"index": at, "function": {"arguments": texts[step]}}]})
+                    piece: dict[str, Any] = {"index": at, "function": {"arguments": texts[step]}}
+                    if answer.again:
+                        piece |= {"id": ids[at], "type": "function"}
+                        piece["function"]["name"] = answer.calls[at][0]
+                    yield chunk({"tool_calls": [piece]})
         self.rules.issued.update(ids)
         finish = {"length": "length", "filter": "content_filter"}.get(answer.stop)
         yield chunk({}, finish or ("tool_calls" if answer.calls else "stop"))

@@ -31,6 +31,8 @@ class Answer:
     """Of the text (OpenAI Responses)."""
     usage: bool = True
     """Whether the usage is told (Chat Completions)."""
+    again: bool = False
+    """A call's name and id are told with each piece of its arguments (Chat Completions)."""
     halves: bool = False
     """Text is cut between the halves of a character where it falls like that, as servers written in JavaScript do."""
 

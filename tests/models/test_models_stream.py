@@ -109,6 +109,22 @@ async def test_parallel_calls_stream_each_under_an_index_of_its_own_h167(protoco
     assert len({part.id for part in message.tool_calls}) == 2
 
 
+async def test_a_name_that_is_told_with_each_piece_of_a_call_is_one_name_h167() -> None:
+    two = call(("look", '{"at": "the sea"}'), ("look", '{"at": "the hills"}'), again=True)
+    async with provider(two, say("Blue.")) as server:
+        them = local(server)
+        events = await stream(them, user("look"), tools=[LOOK])
+        assert {event.name for event in events if isinstance(event, ToolCallDelta)} == {"look"}
+        assert isinstance(events[-1], Finished)
+        calls = events[-1].message.tool_calls
+        assert [(part.name, from_raw(part.arguments)) for part in calls] == [
+            ("look", {"at": "the sea"}),
+            ("look", {"at": "the hills"}),
+        ]
+        results = [result(part.id, "blue") for part in calls]
+        await ask(them, user("look"), events[-1].message, *results, tools=[LOOK])
+
+
 @each_protocol
 async def test_usage_tells_the_cache_from_what_is_new_h76(protocol: str) -> None:
     tokens = Tokens(input=100, output=40, cache_read=700, cache_write=30, reasoning=25)

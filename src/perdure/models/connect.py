@@ -31,6 +31,7 @@ LIBRARY: Final[dict[Protocol, tuple[str, ...]]] = {
         "pydantic_ai.models.openai",
         "pydantic_ai.providers.openai",
         "pydantic_ai.providers.openai_compatible",
+        "perdure.models.chat",
         "perdure.models.verbatim",
     ),
     "anthropic": ("pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic"),
@@ -93,11 +94,12 @@ def _anthropic(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient
 
 def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -> Model:
     from openai import AsyncOpenAI
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.models.openai import OpenAIResponsesModel
     from pydantic_ai.profiles.openai import OpenAIModelProfile
     from pydantic_ai.providers.openai import OpenAIProvider
     from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 
+    from perdure.models.chat import ChatModel
     from perdure.models.verbatim import send_as_is
 
     client = AsyncOpenAI(api_key=key, base_url=endpoint.address, http_client=http, max_retries=0)
@@ -113,4 +115,4 @@ def _openai(endpoint: Endpoint, name: str, key: str, http: httpx2.AsyncClient) -
     # those ignore it, and go on for ever.
     newer = endpoint.name in OWN or _OPENAIS.match(name) is not None
     profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=newer)
-    return OpenAIChatModel(name, provider=provider, profile=profile)
+    return ChatModel(name, provider=provider, profile=profile)
