@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md"}
-DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHP])(\d+)\*\*", re.MULTILINE)
-CITATION = re.compile(r"\b[Rr]ules?((?:(?:,| and| to|-)?\s*[KTHP]\d[\d.]*)+)")
+FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md", "S": "spaces.md"}
+DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHPS])(\d+)\*\*", re.MULTILINE)
+CITATION = re.compile(r"\b[Rr]ules?((?:(?:,| and| to|-)?\s*[KTHPS]\d[\d.]*)+)")
 
 
 def defined(letter: str) -> list[int]:
@@ -22,8 +22,12 @@ def defined(letter: str) -> list[int]:
 
 @pytest.mark.parametrize("letter", sorted(FILES))
 def test_every_number_is_given_once_and_none_is_left_out(letter: str) -> None:
-    numbers = defined(letter)
-    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    numbers = sorted(defined(letter))
+    daemon = [number for number in numbers if letter == "S" and number < 100]
+    others = numbers[len(daemon) :]
+    first = 100 if letter == "S" else 1
+    assert daemon == list(range(1, len(daemon) + 1))
+    assert others == list(range(first, first + len(others)))
 
 
 def test_every_cited_rule_exists() -> None:
@@ -33,7 +37,7 @@ def test_every_cited_rule_exists() -> None:
         f"{path.relative_to(ROOT)}: {number}"
         for path in sources
         for cited in CITATION.findall(path.read_text(encoding="utf-8"))
-        for number in re.findall(r"[KTHP]\d+(?:\.\d+)*", cited)
+        for number in re.findall(r"[KTHPS]\d+(?:\.\d+)*", cited)
         if number not in rules
     ]
     assert missing == []

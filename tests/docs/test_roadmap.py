@@ -6,8 +6,8 @@ import re
 
 from snippets import ROOT
 
-RULE = re.compile(r"^(?:- |\| )\*\*([KTHP]\d+)\*\*(.*(?:\n  .*)*)", re.MULTILINE)
-SPAN = re.compile(r"\b([KTHP])(\d+)(?:\s+to\s+[KTHP](\d+))?\b")
+RULE = re.compile(r"^(?:- |\| )\*\*([KTHPS]\d+)\*\*(.*(?:\n  .*)*)", re.MULTILINE)
+SPAN = re.compile(r"\b([KTHPS])(\d+)(?:\s+to\s+[KTHPS](\d+))?\b")
 
 
 def test_the_roadmap_names_every_planned_rule_and_no_other() -> None:
