@@ -9,13 +9,14 @@ STAMP  := $(VENV)/.stamp
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench clean
+.PHONY: help venv demo test check bench soak clean
 
 help:
 	@echo "make demo    an agent is killed while it works, and loses nothing"
 	@echo "make test    the whole test suite: some minutes"
 	@echo "make check   lint, format, types, import rules: a minute"
-	@echo "make bench   the measurements"
+	@echo "make bench   the measurements, beside a peer: half an hour"
+	@echo "make soak    an hour of steady work, which must leave memory and files flat"
 	@echo "make clean   remove what the other targets made"
 
 venv: $(STAMP)
@@ -54,6 +55,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+
+soak: $(STAMP)
+	@$(BIN)/python benchmarks/soak.py
 
 clean:
 	@echo "Removing $(VENV), caches and build output"

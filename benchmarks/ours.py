@@ -1,22 +1,46 @@
-"""The same workloads on perdure, on SqliteStorage as users get it: power-safe."""
+"""The workloads on perdure, on SqliteStorage. Its default is power-safe: a commit is flushed before it is told."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Literal
 
-from common import ANSWER, BODY, DELTA, QUESTION, Meter, main
+from msgspec.json import encode
+
+from common import (
+    ANSWER,
+    BODY,
+    DELTA,
+    INTERVAL_MS,
+    NO_INTERVAL_MS,
+    QUESTION,
+    Figures,
+    Meter,
+    Reopening,
+    Streams,
+    child,
+    import_figures,
+    main,
+    payload_figures,
+    reopen_in_children,
+    rss_mb,
+    stored_bytes,
+    turn_figures,
+)
 from perdure import Conversation, Document, Entry, Extension, Harness, Session, SqliteStorage, tool
 from perdure.harness.documents import ASSISTANT, USER
-from perdure.harness.messages import AssistantMessage, Text, Usage, UserMessage, encode_messages
+from perdure.harness.messages import AssistantMessage, Text, ToolCallPart, Usage, UserMessage, encode_messages
 from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta
-from perdure.testing.model import Reply, ScriptedModel, call, say
+from perdure.kernel.records import to_raw
+from perdure.kernel.session import Settled
+from perdure.kernel.storage import Batch
+
+Durability = Literal["default", "power", "process"]
 
 
 class Counter(Document, kind="app.counter", version=1, scope="session"):
@@ -33,53 +57,104 @@ async def echo(text: str) -> str:
     return "echo " + text
 
 
-def script(request: ModelRequest) -> Reply:
-    if request.tools and isinstance(request.messages[-1], UserMessage):
-        return call("echo", text="hello")
-    return say(ANSWER, chunk=0)
-
-
-class Deltas:
-    """A model that streams, with nothing in the way; the floor a harness stands on."""
+class Scripted:
+    """Answers at once, or calls the tool first, or streams deltas."""
 
     default = "scripted:one"
 
-    def __init__(self, deltas: int) -> None:
-        self.deltas = deltas
+    def __init__(self, *, tool: bool = False, deltas: int = 0, pace: float = 0.0) -> None:
+        self.tool, self.deltas, self.pace, self.calls = tool, deltas, pace, 0
+        self.began = 0.0
+        """When the first delta of the newest stream was given."""
 
     def find(self, model: str) -> ModelInfo | None:
         return ModelInfo(provider="scripted", name="one", context_window=10**9, max_output=8192)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
-        for _ in range(self.deltas):
-            await asyncio.sleep(0)
+        if self.tool and isinstance(request.messages[-1], UserMessage):
+            self.calls += 1
+            call = ToolCallPart(f"c{self.calls}", "echo", to_raw({"text": "hello"}))
+            yield Finished(answer(call))
+            return
+        for number in range(self.deltas):
+            await asyncio.sleep(self.pace)
+            if number == 0:
+                self.began = time.perf_counter()
             yield TextDelta(DELTA)
-        text = Text(DELTA * self.deltas)
-        yield Finished(answer((text,)))
+        yield Finished(answer(Text(DELTA * self.deltas if self.deltas else ANSWER)))
 
 
-def answer(content: tuple[Text, ...]) -> AssistantMessage:
+def answer(content: Text | ToolCallPart) -> AssistantMessage:
     return AssistantMessage(
-        content=content, provider="scripted", model="one", stop_reason="stop", usage=Usage(input=10, output=10)
+        content=(content,),
+        provider="scripted",
+        model="one",
+        stop_reason="tool_use" if isinstance(content, ToolCallPart) else "stop",
+        usage=Usage(input=10, output=10),
     )
 
 
-def open_harness(folder: Path, *, tools: bool = False) -> AbstractAsyncContextManager[Harness]:
-    return Harness.open(
-        SqliteStorage(folder / "s.db"),
-        models=ScriptedModel(script),
-        extensions=[Extension("echo", tools=[echo])] if tools else [],
-    )
+class Progress:
+    """Counts commits of a session: those with only throttled progress, and the others."""
+
+    def __init__(self, session: Session) -> None:
+        self.partials, self.others = 0, 0
+        self.first_at: float | None = None
+        session.observe(self._see)
+
+    def _see(self, settled: Settled) -> None:
+        if settled.batch.progress:
+            self.partials += 1
+            self.first_at = self.first_at or time.perf_counter()
+        else:
+            self.others += 1
+
+
+class Counting(SqliteStorage):
+    """Counts what is handed over, as JSON: records whole, values and operations of documents."""
+
+    payload, kept, commits = 0, 0, 0
+    """``kept``: without the record of a document that was there before, which comes with every change of it."""
+
+    def commit(self, batch: Batch) -> asyncio.Future[None]:
+        self.commits += 1
+        for records in (batch.conversations, batch.entries, batch.submissions, batch.tasks):
+            self._count(sum(len(encode(record)) for record in records))
+        for write in batch.documents:
+            self._count(len(write.base or b"") + len(write.ops or b""))
+            new = write.record.created_seq == batch.seq or write.record.retired_seq is not None
+            self._count(len(encode(write.record)), None if new else len(encode([write.record.id, write.version])))
+        return super().commit(batch)
+
+    def _count(self, payload: int, kept: int | None = None) -> None:
+        self.payload += payload
+        self.kept += payload if kept is None else kept
+
+
+def store(folder: Path, durability: Durability = "default") -> SqliteStorage:
+    path = folder / "s.db"
+    return SqliteStorage(path) if durability == "default" else SqliteStorage(path, durability=durability)
+
+
+def open_harness(
+    storage: SqliteStorage, models: Scripted, *, interval_ms: int = INTERVAL_MS
+) -> AbstractAsyncContextManager[Harness]:
+    extensions = [Extension("echo", tools=[echo])] if models.tool else []
+    return Harness.open(storage, models=models, extensions=extensions, partial_interval_ms=interval_ms)
 
 
 async def turn(conversation: Conversation, number: int) -> None:
     submission = await conversation.submit(QUESTION % number)
-    await submission.wait()
+    settled = await submission.wait()
+    assert settled.status == "done", settled
 
 
-async def document(folder: Path, n: int = 2000) -> dict[str, float]:
+# --- commits and turns ---------------------------------------------------------------------------------------
+
+
+async def document(folder: Path, n: int = 2000) -> Figures:
     meter = Meter()
-    async with Session.open(SqliteStorage(folder / "s.db")) as session:
+    async with Session.open(store(folder)) as session:
 
         async def add() -> None:
             async with session.commit() as tx:
@@ -90,9 +165,9 @@ async def document(folder: Path, n: int = 2000) -> dict[str, float]:
     return {"cpu": meter.median_ms(), "wall": meter.wall_ms()}
 
 
-async def entry(folder: Path, n: int = 2000) -> dict[str, float]:
+async def entry(folder: Path, n: int = 2000) -> Figures:
     meter = Meter()
-    async with Session.open(SqliteStorage(folder / "s.db")) as session:
+    async with Session.open(store(folder)) as session:
         async with session.commit() as tx:
             conversation = tx.create_conversation(owner=None).id
 
@@ -105,28 +180,32 @@ async def entry(folder: Path, n: int = 2000) -> dict[str, float]:
     return {"cpu": meter.median_ms(), "wall": meter.wall_ms()}
 
 
-async def turns(folder: Path, n: int = 200, tool: int = 0) -> dict[str, float]:
+async def turns(
+    folder: Path, n: int = 200, tool: int = 0, durability: Durability = "default", counted: int = 10
+) -> Figures:
     meter = Meter()
-    async with open_harness(folder, tools=bool(tool)) as harness:
+    models = Scripted(tool=bool(tool))
+    async with open_harness(store(folder, durability), models) as harness:
         root = await harness.root()
-        before = harness.session.seq
         for number in range(n):
             await meter.time(turn(root, number))
-        commits = (harness.session.seq - before) / n
-    last = meter.median_ms(n - 100) if n >= 200 else meter.median_ms(n // 2)
-    first = meter.median_ms(100, 200) if n >= 200 else meter.median_ms(1, n // 2)
-    return {
-        "cpu": meter.median_ms(),
-        "wall": meter.wall_ms(),
-        "cpu_101_200": first,
-        "cpu_last_100": last,
-        "commits_a_turn": commits,
-    }
+    stored = stored_bytes(folder)
+    if not counted:
+        return {}
+    async with open_harness(store(folder, durability), models) as harness:
+        root = await harness.root()
+        await turn(root, n)
+        seen = Progress(harness.session)
+        for number in range(counted):
+            await turn(root, n + number)
+    return turn_figures(meter, commits=seen.others / counted, stored=stored)
 
 
-async def many(folder: Path, conversations: int = 100, n: int = 10) -> dict[str, float]:
+async def many(
+    folder: Path, conversations: int = 100, n: int = 10, tool: int = 0, durability: Durability = "default"
+) -> Figures:
     meter = Meter()
-    async with open_harness(folder) as harness:
+    async with open_harness(store(folder, durability), Scripted(tool=bool(tool))) as harness:
         handles = [await harness.create_conversation() for _ in range(conversations)]
 
         async def one(conversation: Conversation) -> None:
@@ -134,118 +213,166 @@ async def many(folder: Path, conversations: int = 100, n: int = 10) -> dict[str,
                 await turn(conversation, number)
 
         await meter.time(asyncio.gather(*(one(handle) for handle in handles)))
-    return {"cpu": meter.total_cpu, "wall": meter.total_wall, "turns_per_s": conversations * n / meter.total_wall}
+    return {"cpu": meter.total_cpu, "turns_per_s": conversations * n / meter.total_wall}
 
 
-async def reopen(folder: Path, entries: int = 10_000) -> dict[str, float]:
+# --- a long session ------------------------------------------------------------------------------------------
+
+
+async def build(folder: Path, entries: int = 100_000) -> Figures:
+    """A session with so many entries, left in the folder for ``reopen``."""
     said = encode_messages([UserMessage(content=(Text(BODY),))])
-    answered = encode_messages([answer((Text(BODY),))])
-    async with open_harness(folder) as harness:
+    answered = encode_messages([answer(Text(BODY))])
+    async with open_harness(store(folder), Scripted()) as harness:
         root = await harness.root()
         for start in range(0, entries, 500):
             async with root.commit() as tx:
-                for number in range(start, start + 500):
+                for number in range(start, min(start + 500, entries)):
                     if number % 2:
                         tx.append_record(ASSISTANT, messages=answered)
                     else:
                         tx.append_record(USER, messages=said)
-    child = subprocess.run(
-        [sys.executable, __file__, "reopened"],
-        env={**os.environ, "BENCH_STORE": str(folder)},
-        capture_output=True,
-        check=True,
-    )
-    return json.loads(child.stdout)
+    return {"stored_mb": stored_bytes(folder) / 2**20}
 
 
-async def reopened(_: Path) -> dict[str, float]:
-    folder = Path(os.environ["BENCH_STORE"])
-    meter = Meter()
-    opening = open_harness(folder)
+async def reopen(_: Path, store: str, children: int = 3) -> Figures:
+    return reopen_in_children(__file__, Path(store), children)
+
+
+async def reopened(folder: Path) -> Figures:
+    reopening = Reopening()
+    opening = open_harness(store(folder), Scripted())
     held: list[Conversation] = []
 
     async def open_root() -> None:
         harness = await opening.__aenter__()
         held.append(await harness.root())
 
-    await meter.time(open_root())
+    await reopening.step("open", open_root())
     root = held[0]
-    await meter.time(root.entries(limit=50))
-    await meter.time(turn(root, 1))
-    await meter.time(turn(root, 2))
+    await reopening.step("newest_50", root.entries(limit=50, order="descending"))
+    await reopening.step("first_turn", turn(root, 1))
+    await reopening.step("second_turn", turn(root, 2))
     await opening.__aexit__(None, None, None)
-    names = ("open", "newest_50", "first_turn", "second_turn")
-    return {f"cpu_{name}": round(1e3 * cpu, 3) for name, cpu in zip(names, meter.cpu, strict=True)}
+    return reopening.figures
 
 
-async def stream(folder: Path, deltas: int = 2000) -> dict[str, float]:
-    models = Deltas(deltas)
-    meter = Meter()
-    async with Harness.open(SqliteStorage(folder / "s.db"), models=models) as harness:
+# --- streams -------------------------------------------------------------------------------------------------
+
+
+async def stream(folder: Path, deltas: int = 2000, pace_ms: float = 0, answers: int = 5) -> Figures:
+    models = Scripted(deltas=deltas, pace=pace_ms / 1000)
+    streams = Streams(deltas)
+
+    async def bare() -> None:
+        async for _ in models.stream(ModelRequest(model="scripted:one", messages=())):
+            pass
+
+    for name in ("one", "other"):
+        (folder / name).mkdir()
+    async with (
+        open_harness(store(folder / "one"), models) as one,
+        open_harness(store(folder / "other"), models, interval_ms=NO_INTERVAL_MS) as other,
+    ):
+        roots = await one.root(), await other.root()
+        seen = Progress(one.session), Progress(other.session)
+        for number in range(answers):
+            await streams.round(turn(roots[0], number), turn(roots[1], number), bare())
+    return streams.figures(partials=seen[0].partials / answers, partials_without=seen[1].partials / answers)
+
+
+async def partial(folder: Path, n: int = 30, deltas: int = 60, pace_ms: float = 5) -> Figures:
+    """From the first delta to the commit that shows it."""
+    models = Scripted(deltas=deltas, pace=pace_ms / 1000)
+    late: list[float] = []
+    async with open_harness(store(folder), models) as harness:
         root = await harness.root()
-        await meter.time(turn(root, 1))
+        seen = Progress(harness.session)
+        for number in range(n):
+            seen.first_at = None
+            await turn(root, number)
+            assert seen.first_at is not None, "a partial was committed"
+            late.append(1e3 * (seen.first_at - models.began))
+    late.sort()
+    return {"first_partial": late[n // 2], "first_partial_9_in_10": late[9 * n // 10]}
 
-        async def bare() -> None:
-            async for _ in models.stream(ModelRequest(model="scripted:one", messages=())):
-                pass
 
-        await meter.time(bare())
-    over = meter.cpu[0] - meter.cpu[1]
-    return {"cpu": meter.cpu[0], "cpu_over_bare_us_a_delta": 1e6 * over / deltas, "wall": meter.wall[0]}
+async def payload(folder: Path, tool: int = 0, deltas: int = 0, pace_ms: float = 0, n: int = 10) -> Figures:
+    storage = Counting(folder / "s.db")
+    async with open_harness(storage, Scripted(tool=bool(tool), deltas=deltas, pace=pace_ms / 1000)) as harness:
+        root = await harness.root()
+        await turn(root, 0)
+        storage.payload, storage.kept, storage.commits = 0, 0, 0
+        for number in range(n):
+            await turn(root, number)
+        counts = storage.payload / n, storage.kept / n, storage.commits / n
+    return payload_figures(payload=counts[0], kept=counts[1], commits=counts[2], text=len(DELTA) * deltas)
 
 
-async def watch(folder: Path, watchers: int = 1, commits: int = 500) -> dict[str, float]:
+# --- watches, idle conversations, imports --------------------------------------------------------------------
+
+
+async def watch(folder: Path, watchers: int = 1, commits: int = 500, writers: int = 1) -> Figures:
     meter = Meter()
-    async with open_harness(folder) as harness:
+    async with open_harness(store(folder), Scripted()) as harness:
         root = await harness.root()
         ready = asyncio.Semaphore(0)
+        last = harness.session.seq + commits
 
         async def consume() -> None:
             async with root.watch() as frames:
                 ready.release()
-                frames_seen = 0
                 async for frame in frames:
-                    frames_seen += 1
-                    if frame.value.entries and len(frame.value.entries) >= min(commits, 200) and frame.seq >= last:
+                    if frame.value.entries and frame.seq >= last:
                         return
 
-        last = harness.session.seq + commits
         consumers = [asyncio.ensure_future(consume()) for _ in range(watchers)]
         for _ in range(watchers):
             await ready.acquire()
+        said = encode_messages([UserMessage(content=(Text(BODY),))])
 
-        async def work() -> None:
-            said = encode_messages([UserMessage(content=(Text(BODY),))])
-            for _ in range(commits):
+        async def write(count: int) -> None:
+            for _ in range(count):
                 async with root.commit() as tx:
                     tx.append_record(USER, messages=said)
+
+        async def work() -> None:
+            await asyncio.gather(*(write(commits // writers) for _ in range(writers)))
             await asyncio.gather(*consumers)
 
         await meter.time(work())
     return {"cpu": meter.total_cpu, "wall": meter.total_wall}
 
 
-async def importing(_: Path) -> dict[str, float]:
-    samples: list[float] = []
-    for _ in range(7):
-        before = os.times()
-        subprocess.run([sys.executable, "-c", "import perdure; perdure.Harness; perdure.SqliteStorage"], check=True)
-        after = os.times()
-        samples.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    return {"cpu": sorted(samples)[3]}
+async def idle(folder: Path, conversations: int = 10_000) -> Figures:
+    async with open_harness(store(folder), Scripted()) as harness:
+        await turn(await harness.root(), 0)
+        before = rss_mb()
+        handles: list[Conversation] = []
+        for _ in range(0, conversations, 100):
+            handles += await asyncio.gather(*(harness.create_conversation() for _ in range(100)))
+        created = rss_mb() - before
+        (folder / "ids.json").write_text(json.dumps([handle.id for handle in handles]))
+    return {"created_mb": created, **child(__file__, "touched", folder=folder)}
 
+
+async def touched(folder: Path) -> Figures:
+    """A turn in each of the conversations that ``idle`` made, and then nothing."""
+    ids = json.loads((folder / "ids.json").read_text())
+    async with open_harness(store(folder), Scripted()) as harness:
+        await turn(await harness.root(), 0)
+        before = rss_mb()
+        for start in range(0, len(ids), 20):
+            await asyncio.gather(*(turn(harness.handle(id), 1) for id in ids[start : start + 20]))
+        return {"touched_mb": rss_mb() - before}
+
+
+async def importing(_: Path) -> Figures:
+    names = "Agent, Conversation, Extension, Harness, SqliteStorage, ToolCall, tool"
+    return import_figures(__file__, package="import perdure", agent=f"from perdure import {names}")
+
+
+CELLS = (document, entry, turns, many, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
 
 if __name__ == "__main__":
-    main(
-        {
-            "document": document,
-            "entry": entry,
-            "turns": turns,
-            "many": many,
-            "reopen": reopen,
-            "reopened": reopened,
-            "stream": stream,
-            "watch": watch,
-            "import": importing,
-        }
-    )
+    main({cell.__name__: cell for cell in CELLS} | {"import": importing})

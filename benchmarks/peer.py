@@ -1,4 +1,8 @@
-"""The workloads on pi-durable-python, on its SQLite storage. Runs in a virtual environment of its own."""
+"""The workloads on pi-durable-python, on its SQLite storage. Runs in a virtual environment of its own.
+
+Its adapter sets ``PRAGMA synchronous = NORMAL`` in WAL mode: a commit outlives the process, not a loss of power.
+``durability=power`` sets FULL, which flushes at every commit.
+"""
 
 # The peer is not installed where this file is checked.
 # pyright: basic, reportMissingImports=false
@@ -7,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 from pi_durable import (
@@ -27,7 +29,26 @@ from pi_durable.context import BACKGROUND_CONTEXT as CONTEXT
 from pi_durable.storage.sqlite import SqliteStorage
 from pi_durable.storage.sqlite.posix import open_posix_sqlite_database
 
-from common import ANSWER, BODY, DELTA, QUESTION, Meter, main
+from common import (
+    ANSWER,
+    BODY,
+    DELTA,
+    INTERVAL_MS,
+    NO_INTERVAL_MS,
+    QUESTION,
+    Figures,
+    Meter,
+    Reopening,
+    Streams,
+    child,
+    import_figures,
+    main,
+    payload_figures,
+    reopen_in_children,
+    rss_mb,
+    stored_bytes,
+    turn_figures,
+)
 
 AGENT = {"model": {"provider": "scripted", "modelId": "one"}}
 USAGE = {
@@ -75,9 +96,11 @@ class Answering:
 class Scripted:
     """Answers at once, or calls the tool first, or streams deltas."""
 
-    def __init__(self, *, tool: bool = False, deltas: int = 0) -> None:
+    def __init__(self, *, tool: bool = False, deltas: int = 0, pace: float = 0.0) -> None:
         self.model = Model(provider="scripted", model_id="one", context_window=10**9, max_tokens=8192)
-        self.tool, self.deltas, self.calls = tool, deltas, 0
+        self.tool, self.deltas, self.pace, self.calls = tool, deltas, pace, 0
+        self.began = 0.0
+        """When the first delta of the newest stream was given."""
 
     def get_model(self, _provider, _model):
         return self.model
@@ -86,26 +109,72 @@ class Scripted:
         if self.tool and request["messages"][-1]["role"] == "user":
             self.calls += 1
             call = {"type": "toolCall", "id": f"c{self.calls}", "name": "echo", "arguments": {"text": "hello"}}
-            answer = message([call], "toolUse")
-        else:
-            answer = message([{"type": "text", "text": DELTA * self.deltas if self.deltas else ANSWER}])
-
-        async def events():
-            yield {"type": "start", "partial": message([], "pending")}
-            text = ""
-            for _ in range(self.deltas):
-                text += DELTA
-                await asyncio.sleep(0)
-                partial = message([{"type": "text", "text": text}], "pending")
-                yield {"type": "text_delta", "delta": DELTA, "partial": partial}
-
-        return Answering(events(), answer)
+            return Answering(self._events(0), message([call], "toolUse"))
+        text = DELTA * self.deltas if self.deltas else ANSWER
+        return Answering(self._events(self.deltas), message([{"type": "text", "text": text}]))
 
     stream = stream_simple
 
+    async def _events(self, deltas: int):
+        yield {"type": "start", "partial": message([], "pending")}
+        text = ""
+        for number in range(deltas):
+            text += DELTA  # it wants the whole partial message with every delta
+            await asyncio.sleep(self.pace)
+            if number == 0:
+                self.began = time.perf_counter()
+            partial = message([{"type": "text", "text": text}], "pending")
+            yield {"type": "text_delta", "delta": DELTA, "partial": partial}
 
-async def open_harness(folder: Path, models: Scripted):
-    storage = await SqliteStorage.open(await open_posix_sqlite_database(str(folder / "s.sqlite3")))
+
+class Progress:
+    """Counts commits of a harness: those with only a partial answer, and the others."""
+
+    def __init__(self, harness) -> None:
+        self.partials, self.others = 0, 0
+        self.first_at: float | None = None
+        harness.subscribe_commits(self._see)
+
+    def _see(self, publication, _context) -> None:
+        changes = publication["changes"]
+        if len(changes) == 1 and is_partial(changes[0]):
+            self.partials += 1
+            self.first_at = self.first_at or time.perf_counter()
+        else:
+            self.others += 1
+
+
+def is_partial(change: dict) -> bool:
+    if change["type"] != "document" or change["record"]["kind"] != "pi.live" or change["value"] is None:
+        return False
+    return "message" in change["value"].get("generation", {})
+
+
+class Counted:
+    """Counts what is handed to a storage, as JSON."""
+
+    def __init__(self, storage) -> None:
+        self.payload, self.commits = 0, 0
+        self._commit = storage.commit
+        storage.commit = self.commit
+
+    async def commit(self, writes, context):
+        self.payload += sum(len(json.dumps(w, separators=(",", ":"), ensure_ascii=False).encode()) for w in writes)
+        self.commits += 1
+        return await self._commit(writes, context)
+
+
+async def open_storage(folder: Path, durability: str = "default"):
+    database = await open_posix_sqlite_database(str(folder / "s.sqlite3"))
+    if durability == "power":
+        await database.exec("PRAGMA synchronous = FULL")
+    (synchronous,) = (await database.get("PRAGMA synchronous")).values()
+    (journal,) = (await database.get("PRAGMA journal_mode")).values()
+    assert (journal, synchronous) == ("wal", 2 if durability == "power" else 1), "what the table says of its storage"
+    return await SqliteStorage.open(database)
+
+
+async def open_harness(storage, models: Scripted, *, interval_ms: int = INTERVAL_MS):
     registry = create_registry()
     if models.tool:
 
@@ -115,7 +184,13 @@ async def open_harness(folder: Path, models: Scripted):
         schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
         echo = define_tool({"name": "echo", "description": "Echo", "execute": execute, "parameters": schema})
         registry.install(define_extension({"name": "echo", "tools": [echo]}))
-    return await Harness.open(storage, {"models": models, "registry": registry, "settings": {}}, CONTEXT)
+    settings = {"progress": {"partial_interval_ms": interval_ms}}
+    return await Harness.open(storage, {"models": models, "registry": registry, "settings": settings}, CONTEXT)
+
+
+async def open_root(folder: Path, models: Scripted, *, interval_ms: int = INTERVAL_MS, durability: str = "default"):
+    harness = await open_harness(await open_storage(folder, durability), models, interval_ms=interval_ms)
+    return harness, await harness.root(CONTEXT, {"agent": agent(models)})
 
 
 def agent(models: Scripted) -> dict:
@@ -128,7 +203,10 @@ async def turn(conversation, number: int) -> None:
     assert settled["status"] == "done", settled
 
 
-async def document(folder: Path, n: int = 2000) -> dict[str, float]:
+# --- commits and turns ---------------------------------------------------------------------------------------
+
+
+async def document(folder: Path, n: int = 2000) -> Figures:
     counter = define_doc(
         {
             "kind": "app.counter",
@@ -138,7 +216,7 @@ async def document(folder: Path, n: int = 2000) -> dict[str, float]:
             "checkpoint_when": lambda _value, _ops, _info: False,
         }
     )
-    session = create_session(await SqliteStorage.open(await open_posix_sqlite_database(str(folder / "s.sqlite3"))))
+    session = create_session(await open_storage(folder))
 
     async def add(tx) -> None:
         (await tx.doc(counter)).count += 1
@@ -150,8 +228,8 @@ async def document(folder: Path, n: int = 2000) -> dict[str, float]:
     return {"cpu": meter.median_ms(), "wall": meter.wall_ms()}
 
 
-async def entry(folder: Path, n: int = 2000) -> dict[str, float]:
-    session = create_session(await SqliteStorage.open(await open_posix_sqlite_database(str(folder / "s.sqlite3"))))
+async def entry(folder: Path, n: int = 2000) -> Figures:
+    session = create_session(await open_storage(folder))
 
     async def create(tx):
         return (await tx.create_conversation({"ownership": {"kind": "ownerless"}}))["id"]
@@ -168,23 +246,31 @@ async def entry(folder: Path, n: int = 2000) -> dict[str, float]:
     return {"cpu": meter.median_ms(), "wall": meter.wall_ms()}
 
 
-async def turns(folder: Path, n: int = 200, tool: int = 0) -> dict[str, float]:
+async def turns(folder: Path, n: int = 200, tool: int = 0, durability: str = "default", counted: int = 10) -> Figures:
     models = Scripted(tool=bool(tool))
-    harness = await open_harness(folder, models)
-    root = await harness.root(CONTEXT, {"agent": agent(models)})
+    harness, root = await open_root(folder, models, durability=durability)
     meter = Meter()
     for number in range(n):
         await meter.time(turn(root, number))
     await harness.close(CONTEXT)
-    last = meter.median_ms(n - 100) if n >= 200 else meter.median_ms(n // 2)
-    first = meter.median_ms(100, 200) if n >= 200 else meter.median_ms(1, n // 2)
-    return {"cpu": meter.median_ms(), "wall": meter.wall_ms(), "cpu_101_200": first, "cpu_last_100": last}
+    stored = stored_bytes(folder)
+    if not counted:
+        return {}
+    harness, root = await open_root(folder, models, durability=durability)
+    await turn(root, n)
+    seen = Progress(harness)
+    for number in range(counted):
+        await turn(root, n + number)
+    await harness.close(CONTEXT)
+    return turn_figures(meter, commits=seen.others / counted, stored=stored)
 
 
-async def many(folder: Path, conversations: int = 100, n: int = 10) -> dict[str, float]:
-    models = Scripted()
-    harness = await open_harness(folder, models)
-    options = {"ownership": {"kind": "ownerless"}, "agent": AGENT}
+async def many(
+    folder: Path, conversations: int = 100, n: int = 10, tool: int = 0, durability: str = "default"
+) -> Figures:
+    models = Scripted(tool=bool(tool))
+    harness = await open_harness(await open_storage(folder, durability), models)
+    options = {"ownership": {"kind": "ownerless"}, "agent": agent(models)}
     handles = [await harness.create_conversation(options, CONTEXT) for _ in range(conversations)]
 
     async def one(conversation) -> None:
@@ -194,16 +280,19 @@ async def many(folder: Path, conversations: int = 100, n: int = 10) -> dict[str,
     meter = Meter()
     await meter.time(asyncio.gather(*(one(handle) for handle in handles)))
     await harness.close(CONTEXT)
-    return {"cpu": meter.total_cpu, "wall": meter.total_wall, "turns_per_s": conversations * n / meter.total_wall}
+    return {"cpu": meter.total_cpu, "turns_per_s": conversations * n / meter.total_wall}
 
 
-async def reopen(folder: Path, entries: int = 10_000) -> dict[str, float]:
-    harness = await open_harness(folder, Scripted())
-    root = await harness.root(CONTEXT, {"agent": AGENT})
+# --- a long session ------------------------------------------------------------------------------------------
+
+
+async def build(folder: Path, entries: int = 100_000) -> Figures:
+    """A session with so many entries, left in the folder for ``reopen``."""
+    harness, root = await open_root(folder, Scripted())
     for start in range(0, entries, 500):
 
         async def add(tx, start: int = start) -> None:
-            for number in range(start, start + 500):
+            for number in range(start, min(start + 500, entries)):
                 if number % 2:
                     text = message([{"type": "text", "text": BODY}])
                     await tx.append_entry(AssistantEntry, root.id, {"model": [text]})
@@ -212,54 +301,87 @@ async def reopen(folder: Path, entries: int = 10_000) -> dict[str, float]:
 
         await harness.commit(add, CONTEXT)
     await harness.close(CONTEXT)
-    child = subprocess.run(
-        [sys.executable, __file__, "reopened"],
-        env={**os.environ, "BENCH_STORE": str(folder)},
-        capture_output=True,
-        check=True,
-    )
-    return json.loads(child.stdout)
+    return {"stored_mb": stored_bytes(folder) / 2**20}
 
 
-async def reopened(_: Path) -> dict[str, float]:
-    folder = Path(os.environ["BENCH_STORE"])
-    meter = Meter()
+async def reopen(_: Path, store: str, children: int = 3) -> Figures:
+    return reopen_in_children(__file__, Path(store), children)
+
+
+async def reopened(folder: Path) -> Figures:
+    reopening = Reopening()
     held = []
 
-    async def open_root() -> None:
-        harness = await open_harness(folder, Scripted())
-        held.extend([harness, await harness.root(CONTEXT)])
+    async def open_it() -> None:
+        held.extend(await open_root(folder, Scripted()))
 
-    await meter.time(open_root())
+    await reopening.step("open", open_it())
     harness, root = held
-    await meter.time(root.entries({}, 50, None, CONTEXT))
-    await meter.time(turn(root, 1))
-    await meter.time(turn(root, 2))
+    await reopening.step("newest_50", root.entries({}, 50, None, CONTEXT))
+    await reopening.step("first_turn", turn(root, 1))
+    await reopening.step("second_turn", turn(root, 2))
     await harness.close(CONTEXT)
-    names = ("open", "newest_50", "first_turn", "second_turn")
-    return {f"cpu_{name}": round(1e3 * cpu, 3) for name, cpu in zip(names, meter.cpu, strict=True)}
+    return reopening.figures
 
 
-async def stream(folder: Path, deltas: int = 2000) -> dict[str, float]:
-    models = Scripted(deltas=deltas)
-    harness = await open_harness(folder, models)
-    root = await harness.root(CONTEXT, {"agent": AGENT})
-    meter = Meter()
-    await meter.time(turn(root, 1))
+# --- streams -------------------------------------------------------------------------------------------------
+
+
+async def stream(folder: Path, deltas: int = 2000, pace_ms: float = 0, answers: int = 5) -> Figures:
+    models = Scripted(deltas=deltas, pace=pace_ms / 1000)
+    streams = Streams(deltas)
 
     async def bare() -> None:
         async for _ in models.stream_simple(None, {"messages": [{"role": "user"}]}):
             pass
 
-    await meter.time(bare())
+    one, root = await open_root(folder / "one", models)
+    other, other_root = await open_root(folder / "other", models, interval_ms=NO_INTERVAL_MS)
+    seen = Progress(one), Progress(other)
+    for number in range(answers):
+        await streams.round(turn(root, number), turn(other_root, number), bare())
+    await one.close(CONTEXT)
+    await other.close(CONTEXT)
+    return streams.figures(partials=seen[0].partials / answers, partials_without=seen[1].partials / answers)
+
+
+async def partial(folder: Path, n: int = 30, deltas: int = 60, pace_ms: float = 5) -> Figures:
+    """From the first delta to the commit that shows it."""
+    models = Scripted(deltas=deltas, pace=pace_ms / 1000)
+    late = []
+    harness, root = await open_root(folder, models)
+    seen = Progress(harness)
+    for number in range(n):
+        seen.first_at = None
+        await turn(root, number)
+        assert seen.first_at is not None, "a partial was committed"
+        late.append(1e3 * (seen.first_at - models.began))
     await harness.close(CONTEXT)
-    over = meter.cpu[0] - meter.cpu[1]
-    return {"cpu": meter.cpu[0], "cpu_over_bare_us_a_delta": 1e6 * over / deltas, "wall": meter.wall[0]}
+    late.sort()
+    return {"first_partial": late[n // 2], "first_partial_9_in_10": late[9 * n // 10]}
 
 
-async def watch(folder: Path, watchers: int = 1, commits: int = 500) -> dict[str, float]:
-    harness = await open_harness(folder, Scripted())
-    root = await harness.root(CONTEXT, {"agent": AGENT})
+async def payload(folder: Path, tool: int = 0, deltas: int = 0, pace_ms: float = 0, n: int = 10) -> Figures:
+    models = Scripted(tool=bool(tool), deltas=deltas, pace=pace_ms / 1000)
+    storage = await open_storage(folder)
+    counted = Counted(storage)
+    harness = await open_harness(storage, models)
+    root = await harness.root(CONTEXT, {"agent": agent(models)})
+    await turn(root, 0)
+    counted.payload, counted.commits = 0, 0
+    for number in range(n):
+        await turn(root, number)
+    payload, commits = counted.payload / n, counted.commits / n
+    await harness.close(CONTEXT)
+    # A change of a document comes with its id alone.
+    return payload_figures(payload=payload, kept=payload, commits=commits, text=len(DELTA) * deltas)
+
+
+# --- watches, idle conversations, imports --------------------------------------------------------------------
+
+
+async def watch(folder: Path, watchers: int = 1, commits: int = 500, writers: int = 1) -> Figures:
+    harness, root = await open_root(folder, Scripted())
     done = asyncio.Event()
     finished = 0
     for _ in range(watchers):
@@ -277,9 +399,12 @@ async def watch(folder: Path, watchers: int = 1, commits: int = 500) -> dict[str
     async def add(tx) -> None:
         await tx.append_entry(UserEntry, root.id, user(BODY))
 
-    async def work() -> None:
-        for _ in range(commits):
+    async def write(count: int) -> None:
+        for _ in range(count):
             await harness.commit(add, CONTEXT)
+
+    async def work() -> None:
+        await asyncio.gather(*(write(commits // writers) for _ in range(writers)))
         await done.wait()
 
     meter = Meter()
@@ -288,27 +413,46 @@ async def watch(folder: Path, watchers: int = 1, commits: int = 500) -> dict[str
     return {"cpu": meter.total_cpu, "wall": meter.total_wall}
 
 
-async def importing(_: Path) -> dict[str, float]:
-    samples = []
-    for _ in range(7):
-        before = os.times()
-        subprocess.run([sys.executable, "-c", "import pi_durable"], check=True)
-        after = os.times()
-        samples.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    return {"cpu": sorted(samples)[3]}
+async def idle(folder: Path, conversations: int = 10_000) -> Figures:
+    harness, root = await open_root(folder, Scripted())
+    await turn(root, 0)
+    options = {"ownership": {"kind": "ownerless"}, "agent": AGENT}
+    before = rss_mb()
+    handles = []
+    for _ in range(0, conversations, 100):
+        handles += await asyncio.gather(*(harness.create_conversation(options, CONTEXT) for _ in range(100)))
+    created = rss_mb() - before
+    (folder / "ids.json").write_text(json.dumps([handle.id for handle in handles]))
+    await harness.close(CONTEXT)
+    return {"created_mb": created, **child(__file__, "touched", folder=folder)}
 
+
+async def touched(folder: Path) -> Figures:
+    """A turn in each of the conversations that ``idle`` made, and then nothing."""
+    ids = json.loads((folder / "ids.json").read_text())
+    harness, root = await open_root(folder, Scripted())
+    await turn(root, 0)
+
+    async def touch(id: int) -> None:
+        await turn(await harness.conversation(id, CONTEXT), 1)
+
+    before = rss_mb()
+    for start in range(0, len(ids), 20):
+        await asyncio.gather(*(touch(id) for id in ids[start : start + 20]))
+    added = rss_mb() - before
+    await harness.close(CONTEXT)
+    return {"touched_mb": added}
+
+
+async def importing(_: Path) -> Figures:
+    return import_figures(
+        __file__,
+        package="import pi_durable",
+        agent="import pi_durable; from pi_durable.storage.sqlite.posix import open_posix_sqlite_storage",
+    )
+
+
+CELLS = (document, entry, turns, many, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
 
 if __name__ == "__main__":
-    main(
-        {
-            "document": document,
-            "entry": entry,
-            "turns": turns,
-            "many": many,
-            "reopen": reopen,
-            "reopened": reopened,
-            "stream": stream,
-            "watch": watch,
-            "import": importing,
-        }
-    )
+    main({cell.__name__: cell for cell in CELLS} | {"import": importing})
