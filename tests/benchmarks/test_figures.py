@@ -13,8 +13,8 @@ if not BENCHMARKS.is_dir():
     pytest.skip("a source distribution has no benchmarks", allow_module_level=True)
 sys.path.insert(0, str(BENCHMARKS))
 
-import flat  # pyright: ignore[reportMissingImports]  # a folder of scripts, not a package
-import table  # pyright: ignore[reportMissingImports]
+import flat  # noqa: E402  # pyright: ignore[reportMissingImports]  # a folder of scripts, not a package
+import table  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 FLAT = [
     flat.Sample(
