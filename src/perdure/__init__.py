@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from perdure.kernel.entries import Entry as Entry
     from perdure.kernel.errors import ContextCancelled as ContextCancelled
     from perdure.kernel.errors import ContextDeadline as ContextDeadline
+    from perdure.kernel.errors import ConversationOpen as ConversationOpen
     from perdure.kernel.errors import DocumentFieldError as DocumentFieldError
     from perdure.kernel.errors import DocumentVersionError as DocumentVersionError
     from perdure.kernel.errors import NotFound as NotFound
@@ -132,6 +133,7 @@ _HOME = {
         "TooLarge",
         "ContextCancelled",
         "ContextDeadline",
+        "ConversationOpen",
         "DocumentFieldError",
         "DocumentVersionError",
         "NotFound",

@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 from perdure import Agent, Entry, Extension, Harness, SqliteStorage, tool
 from perdure.cli.app import app
-from perdure.cli.export import ConversationLine, EntryLine, fenced
 from perdure.cli.inspect import look
 from perdure.cli.ls import Listed
 from perdure.cli.send import Sent
 from perdure.harness.conversation import Conversation
+from perdure.harness.export import ConversationLine, EntryLine, fenced
 from perdure.kernel.records import EntryRecord
 from perdure.testing.model import ScriptedModel, call, fail, say
 

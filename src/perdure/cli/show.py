@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import typer
@@ -15,12 +13,9 @@ from perdure.cli.stores import chosen, looking, name_of
 from perdure.cli.style import Colours, Line, line, rendered
 from perdure.cli.text import printable
 from perdure.harness.documents import TOOL_RESULT, Live, ToolResultData
+from perdure.harness.export import entries_of
 from perdure.kernel.errors import DocumentVersionError
-from perdure.kernel.records import EntryRecord
 from perdure.kernel.session import Session
-
-PAGE: Final = 100
-"""Entries that are in memory at once."""
 
 
 async def show(
@@ -65,19 +60,6 @@ async def _busy(session: Session, conversation: int) -> bool:
     except DocumentVersionError:  # written by a newer release
         return False
     return live is not None and live.run is not None
-
-
-async def entries_of(session: Session, conversation: int, *, first: int = 0) -> AsyncGenerator[EntryRecord]:
-    """Entries from ``first`` on, as they stand in the store now, a page of them in memory at a time."""
-    newest = await session.entries(conversation, order="descending", limit=1)
-    last = newest[0].id if newest else 0
-    while True:
-        page = await session.entries(conversation, first=first, last=last, limit=PAGE)
-        for entry in page:
-            yield entry
-        if len(page) < PAGE:
-            return
-        first = page[-1].id + 1
 
 
 def _echo(lines: list[Line], colours: Colours) -> None:

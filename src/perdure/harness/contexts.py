@@ -93,6 +93,8 @@ class Contexts:
             if conversation.parent is None and conversation.id not in self._held:
                 # Its history is known without reading: it begins here.
                 self._keep(conversation.id, _Held(ModelContext()))
+        for id in settled.batch.deleted:
+            self._drop(id)
         for entry in settled.batch.entries:
             held = self._held.get(entry.conversation_id)
             if held is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from perdure.harness.documents import Agent, Live, Meta, UsageTotals
 from perdure.harness.events import Events
+from perdure.harness.export import ExportFormat, exported
 from perdure.harness.inbox import (
     Content,
     InputMode,
@@ -145,6 +146,15 @@ class Conversation:
             await give_key(tx, record.id)
         return Conversation(self._harness, record.id)
 
+    async def delete(self, *, abort: bool = False, context: Context | None = None) -> list[int]:
+        """Delete the conversation with all that it owns; the ids of all that went (rule H156).
+
+        As ``Harness.delete_conversations``: forks go on, and ``abort`` first ends what goes on in it.
+
+        Raises NotFound, ConversationOpen, InvalidTransition for the root, NotStopped.
+        """
+        return await self._harness.delete_conversations([self.id], abort=abort, context=context)
+
     # --- aborting and waiting ----------------------------------------------------------------------------------
 
     async def abort(self, *, background: bool = False, context: Context | None = None) -> None:
@@ -275,6 +285,16 @@ class Conversation:
         return await self._harness.session.entries(
             self.id, first=first, last=last, order=order, limit=limit, context=context
         )
+
+    async def export(self, format: ExportFormat = "jsonl", *, context: Context | None = None) -> AsyncGenerator[str]:
+        """``async for text in conversation.export("markdown")``: all of it, piece by piece (rule H155).
+
+        As JSON lines, the first is about the conversation, and one follows for each entry, as it is stored. Raises
+        NotFound, ValueError.
+        """
+        record = (await self.info(context=context)).record
+        async for text in exported(self._harness.session, record, format, context):
+            yield text
 
     async def usage(self, *, context: Context | None = None) -> UsageSummary:
         """What its models and tools have used and cost, every attempt counted (rules H157, H158)."""

@@ -156,6 +156,13 @@ class UsageTotals(Document, kind="pi.usage", version=1, scope="conversation", fo
     """By tool name, as its results report."""
 
 
+class DeletedUsage(Document, kind="pi.usage-deleted", version=1, scope="session", builtin=True):
+    """What conversations that were deleted had used, all of them together."""
+
+    models: dict[str, ModelTotals] = field(default_factory=dict)
+    tools: dict[str, ToolTotals] = field(default_factory=dict)
+
+
 # --- entries ------------------------------------------------------------------------------------------------
 
 USER = "pi.user"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 from perdure.harness.calls import ToolTask
 from perdure.harness.contexts import Contexts
 from perdure.harness.conversation import Conversation, ConversationInfo
-from perdure.harness.documents import Agent, Meta, UsageTotals
+from perdure.harness.deletion import count_deleted, delete_conversations
+from perdure.harness.documents import Agent, DeletedUsage, Meta, UsageTotals
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.generation import GenerationTask
 from perdure.harness.host import Host
@@ -104,6 +105,7 @@ class Harness:
         generation = GenerationTask(self._host, calls)
         # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
         session.derive(generation.derive)
+        session.derive(count_deleted)
         task_registry.install(generation, calls)
 
     # --- opening and closing -----------------------------------------------------------------------------------
@@ -280,6 +282,19 @@ class Harness:
             found.append(ConversationInfo(record=record, name=meta.name, labels=dict(meta.labels)))
         return found
 
+    async def delete_conversations(
+        self, ids: Sequence[int], *, abort: bool = False, context: Context | None = None
+    ) -> list[int]:
+        """Delete conversations with all that they own, in one commit; the ids of all that went (rules H156, K192).
+
+        Forks of them go on as before (K196), and what they used stays in ``usage()``. ``abort`` first ends what goes on
+        in them, background work too, and withdraws what is queued there; that stays so if they are not deleted then.
+
+        Raises NotFound; ConversationOpen for one in which work is live, or which a live task owns; InvalidTransition
+        for the root; NotStopped if code does not stop in time. Nothing is deleted then.
+        """
+        return await delete_conversations(self, ids, abort=abort, context=context)
+
     def environment_for(self, conversation_id: int) -> ExecutionEnvironment | None:
         """Where a conversation's files and commands live, as the host supplies it (rule H122)."""
         environment = self._environment
@@ -364,8 +379,10 @@ class Harness:
     # --- usage -------------------------------------------------------------------------------------------------
 
     async def usage(self, *, context: Context | None = None) -> UsageSummary:
-        """What all conversations together have used and cost (rules H157, H158). Takes a read a conversation."""
-        documents: list[UsageTotals] = []
+        """What all conversations together have used and cost, deleted ones too (rules H157, H158, H184). Takes a read
+        a conversation."""
+        deleted = await self.session.snapshot(DeletedUsage, context=context)
+        documents: list[UsageTotals | DeletedUsage] = [] if deleted is None else [deleted]
         after = 0
         while True:
             page = await bounded(self.session.conversations(after=after, limit=MAX_SCAN), context)

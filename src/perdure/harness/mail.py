@@ -6,6 +6,7 @@ and one that was posted to a closed store is done at the next open.
 - ``input``: ``{conversation_id, content, mode?, request_id?}``; the answer is ``{submission}``
 - ``abort``: ``{conversation_id, run?}`` with the generation task it means, so that a late one stops nothing newer; or
   ``{submission}``, to withdraw it; the answer is ``{aborted}``
+- ``delete``: ``{conversations, abort?}``; the answer is ``{deleted}``, all that went
 - ``signal``: ``{task, name, value}``; the answer is ``{first}``
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.harness.deletion import delete_conversations
 from perdure.harness.documents import Live
 from perdure.harness.inbox import InputMode, input_content, withdraw, withdraw_one
 from perdure.harness.messages import UserPart
@@ -53,6 +55,12 @@ class SignalMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     value: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class DeleteMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    conversations: list[int]
+    """Ids; all of them are deleted in one commit, or none."""
+    abort: bool = False
+
+
 class _Refused(PerdureError):
     """The request makes no sense, or is about what is no longer there."""
 
@@ -65,6 +73,7 @@ class Mailroom:
         self._kinds: dict[str, Callable[[Mail], Awaitable[None]]] = {
             "input": self._input,
             "abort": self._abort,
+            "delete": self._delete,
             "signal": self._signal,
         }
         self._seen = 0
@@ -189,6 +198,32 @@ class Mailroom:
                 await self._refuse(mail, error)
         finally:
             marked.set()
+
+    async def _delete(self, mail: Mail) -> None:
+        wanted = msgspec.json.decode(mail.body, type=DeleteMail)
+        if not wanted.abort:
+            await self._delete_now(mail, wanted)
+            return
+        # Ending what goes on may take long, and what is asked for later does not wait for it.
+        task = asyncio.get_running_loop().create_task(
+            self._end_and_delete(mail, wanted), name=f"deletion of mail {mail.id}"
+        )
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    async def _delete_now(self, mail: Mail, wanted: DeleteMail) -> None:
+        def also(tx: Transaction, gone: list[int]) -> None:
+            tx.reply(mail.id, ok=True, result={"deleted": list[JsonValue](gone)})
+
+        await delete_conversations(self._harness, wanted.conversations, abort=wanted.abort, also=also)
+
+    async def _end_and_delete(self, mail: Mail, wanted: DeleteMail) -> None:
+        session = self._harness.session
+        try:
+            await self._delete_now(mail, wanted)
+        except Exception as error:  # it has nobody to be raised to
+            if session.failed is None and not session.closing:
+                await self._refuse(mail, error)
 
     async def _stop(self, _drain_ms: int) -> list[Straggler]:
         running = [task for task in (self._folding, *self._aborting) if task is not None and not task.done()]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from perdure.harness.documents import ModelTotals, ToolTotals, UsageTotals
+from perdure.harness.documents import DeletedUsage, ModelTotals, ToolTotals, UsageTotals
 from perdure.harness.messages import Usage
 
 
@@ -104,7 +104,7 @@ class UsageSummary:
         )
 
 
-def summed(documents: Iterable[UsageTotals]) -> UsageSummary:
+def summed(documents: Iterable[UsageTotals | DeletedUsage]) -> UsageSummary:
     """The totals of several conversations in one."""
     models: dict[str, ModelTotals] = {}
     tools: dict[str, ToolTotals] = {}

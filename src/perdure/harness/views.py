@@ -25,6 +25,7 @@ from perdure.harness.view import (
 )
 from perdure.kernel.context import Context
 from perdure.kernel.documents import DocumentChange
+from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.kernel.observation import Frame, Source, State, Watch
 from perdure.kernel.records import Address, EntryRecord, TaskRecord
@@ -87,6 +88,11 @@ class _Room:
     def block(self, seq: int, record: TaskRecord, reason: BlockedReason) -> None:
         event = Blocked(seq=seq, task=record.id, kind=record.kind, reason=reason)
         self.moments.publish(Frame(seq, Moment(self.view, (event,)), ()))
+
+    def retire(self) -> None:
+        """The conversation is deleted (rule H182)."""
+        for source in (self.values, self.moments):
+            source.end("retired")
 
     def _left(self) -> None:
         if not self.values.observed and not self.moments.observed:
@@ -173,6 +179,8 @@ class Views:
         view = first_view(conversation_id, window=window, marker=marker, entries=newest[::-1], documents=documents)
         last = newest[0].id if newest else 0
         for commit in settled:
+            if conversation_id in commit.batch.deleted:
+                raise NotFound(f"there is no conversation {conversation_id}")
             entries, changes = _of(commit, conversation_id)
             view, _ = advance(
                 view,
@@ -211,8 +219,12 @@ class Views:
     def _settled(self, settled: Settled) -> None:
         if not self._rooms and not self._loading:
             return
+        for conversation_id in settled.batch.deleted:
+            for room in self._rooms.pop(conversation_id, {}).values():
+                room.retire()
         touched = {entry.conversation_id for entry in settled.batch.entries}
         touched |= {change.record.scope_id for change in settled.documents if change.record.kind in PART_OF}
+        touched.update(settled.batch.deleted)
         for conversation_id in touched:
             for collected in self._loading.get(conversation_id, ()):
                 collected.append(settled)

@@ -163,11 +163,12 @@ class SettledReads(ABC):
             if self.documents.peek(address) is loaded:
                 return loaded
 
-    def _check_read(self) -> None:
+    def check_read(self) -> None:
+        """Whether a read outside transactions may begin. Raises InsideTransaction, SessionFailed, SessionClosed."""
         self.check_outside()
         self.check_open()
 
-    def forget_conversations(self, ids: Sequence[int]) -> None:
+    def _forget_conversations(self, ids: Sequence[int]) -> None:
         """They are deleted."""
         self._deletions += 1
         self.staged.deleted.difference_update(ids)
@@ -180,7 +181,7 @@ class SettledReads(ABC):
         return found or await self._settled_conversation(id, None)
 
     async def conversation(self, id: int, *, context: Context | None = None) -> ConversationRecord | None:
-        self._check_read()
+        self.check_read()
         return await self._settled_conversation(id, context)
 
     async def _settled_conversation(self, id: int, context: Context | None) -> ConversationRecord | None:
@@ -197,18 +198,18 @@ class SettledReads(ABC):
         return deletions == self._deletions and not self.info.read_only
 
     async def entry(self, id: int, *, context: Context | None = None) -> EntryRecord | None:
-        self._check_read()
+        self.check_read()
         return await self.reading(self.storage.entry(id), context)
 
     async def submission(self, id: int, *, context: Context | None = None) -> SubmissionRecord | None:
-        self._check_read()
+        self.check_read()
         if id not in self.staged.submissions and id in self.open_submissions:
             return self.open_submissions[id]
         return await self.reading(self.storage.submission(id), context)
 
     async def task(self, id: int, *, context: Context | None = None) -> TaskRecord | None:
         """A live task from memory (if no other process may have moved it on); an ended one from storage."""
-        self._check_read()
+        self.check_read()
         known = None if self.info.read_only else self.live.settled.get(id)
         return known or await self.reading(self.storage.task(id), context)
 
@@ -216,7 +217,7 @@ class SettledReads(ABC):
         self, conversation_id: int, request_id: str, *, context: Context | None = None
     ) -> SubmissionRecord | None:
         """The submission that holds the request id in this conversation, whatever became of it."""
-        self._check_read()
+        self.check_read()
         return await self.reading(self.storage.request(conversation_id, request_id), context)
 
     async def lineage(self, conversation_id: int, *, staged: bool = False) -> tuple[Segment, ...]:
@@ -254,7 +255,7 @@ class SettledReads(ABC):
         context: Context | None = None,
     ) -> list[EntryRecord]:
         """Entries of a conversation through its forks with ``first <= id <= last``. Raises NotFound, InvalidRead."""
-        self._check_read()
+        self.check_read()
         segments = await bounded(self.lineage(conversation_id), context)
         read = self.storage.entries(segments, first=first, last=last, order=order, limit=limit)
         return await self.reading(read, context)
@@ -263,7 +264,7 @@ class SettledReads(ABC):
         self, conversation_id: int, *, last: int | None = None, context: Context | None = None
     ) -> EntryRecord | None:
         """The newest head marker at or below ``last``: where the model's context begins."""
-        self._check_read()
+        self.check_read()
         segments = await bounded(self.lineage(conversation_id), context)
         return await self.reading(self.storage.head(segments, last=last), context)
 
@@ -275,7 +276,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[ConversationRecord]:
-        self._check_read()
+        self.check_read()
         return await self.reading(self.storage.conversations(owner=owner, after=after, limit=limit), context)
 
     async def tasks(
@@ -288,7 +289,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[TaskRecord]:
-        self._check_read()
+        self.check_read()
         read = self.storage.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
         return await self.reading(read, context)
 
@@ -301,7 +302,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[SubmissionRecord]:
-        self._check_read()
+        self.check_read()
         read = self.storage.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
         return await self.reading(read, context)
 
@@ -320,7 +321,7 @@ class SettledReads(ABC):
         ``at``: the state as of the commit of that entry, found through the conversation's forks; for rewindable
         documents. Raises NotFound for an entry the conversation does not show, DocumentVersionError.
         """
-        self._check_read()
+        self.check_read()
         address = address_of(kind, conversation, task, key)
         if at is None:
             return read_state((await self.load_document(address, context)).settled, kind)
@@ -406,7 +407,7 @@ class SettledReads(ABC):
         self._sources.pop(source, None)
 
     async def _document_source(self, kind: type[D], address: Address, context: Context | None) -> Source[D]:
-        self._check_read()
+        self.check_read()
         loaded = await self.load_document(address, context)
         if loaded.settled.record is None:
             raise NotFound(f"nothing lives at {address}")

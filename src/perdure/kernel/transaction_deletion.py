@@ -35,6 +35,22 @@ class TransactionDeletion(TransactionDocuments):
         found = await self.session.reading(self.session.storage.closure(conversation_id))
         return [id for id in found if id not in self._deleted]
 
+    async def check_deletable(self, id: int) -> list[int]:
+        """The closure of a conversation that may be deleted once nothing in it is live.
+
+        Raises NotFound, InvalidTransition for the root, ConversationOpen if a live task owns it.
+        """
+        closure = await self.closure(id)
+        if ROOT_CONVERSATION in closure:
+            raise InvalidTransition(
+                "the root conversation is not deleted, since its id would be given twice; reset() begins it anew"
+            )
+        owner = (await self.conversation(id)).owner
+        above = None if owner is None else self.live_task(owner)
+        if above is not None:
+            raise ConversationOpen(id, f"it belongs to {above.kind} task {above.id}, which is {above.status}")
+        return closure
+
     async def delete_conversation(self, id: int) -> list[int]:
         """Delete a closed conversation with everything it owns; returns the ids of the conversations that go.
 
@@ -42,11 +58,7 @@ class TransactionDeletion(TransactionDocuments):
         ConversationOpen for one that is not closed; InvalidTransition for the root, and for one that this transaction
         made, forked or has drafts of. Nothing is changed then.
         """
-        closure = await self.closure(id)
-        if ROOT_CONVERSATION in closure:
-            raise InvalidTransition(
-                "the root conversation is not deleted, since its id would be given twice; reset() begins it anew"
-            )
+        closure = await self.check_deletable(id)
         gone = set(closure)
         drafted = {address.scope_id for address in self._drafts if address.scope == "conversation"}
         if gone & (self._conversations.keys() | self._forked | drafted):
@@ -65,10 +77,6 @@ class TransactionDeletion(TransactionDocuments):
 
     async def _check_closed(self, id: int, gone: set[int]) -> None:
         """Raise ConversationOpen unless nothing of it is live (rule K193)."""
-        owner = (await self.conversation(id)).owner
-        above = None if owner is None else self.live_task(owner)
-        if above is not None:
-            raise ConversationOpen(id, f"it belongs to {above.kind} task {above.id}, which is {above.status}")
         for task in self.live_tasks():
             if task.conversation_id in gone:
                 raise ConversationOpen(

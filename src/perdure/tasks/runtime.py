@@ -329,8 +329,14 @@ class TaskRuntime:
 
     def _observe(self, settled: Settled) -> None:
         tasks = settled.batch.tasks
-        if not tasks:
-            return
+        if tasks:
+            self._observe_tasks(tasks)
+        if settled.batch.deleted:
+            gone = set(settled.batch.deleted)
+            for record in [record for record in self._ended.values() if record.conversation_id in gone]:
+                del self._ended[record.id]
+
+    def _observe_tasks(self, tasks: Sequence[TaskRecord]) -> None:
         # What has ended comes first: looking at the others may stir waits for it.
         ended = [record.id for record in tasks if not record.live]
         for record in tasks:
