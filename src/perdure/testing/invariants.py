@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, AssistantData, ToolResultData
 from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
 from perdure.kernel.errors import InvalidTransition
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import EntryRecord, TaskRecord, check_submission_move
+from perdure.kernel.records import ROOT_CONVERSATION, EntryRecord, TaskRecord, check_submission_move
 from perdure.testing.normal import Records, is_aborted_partial
 
 GENERATION = "pi.generation"
@@ -47,14 +48,17 @@ def at_the_end(records: Records, *, may_live: frozenset[str] = frozenset()) -> I
             yield f"pi.live of conversation {conversation.id} still shows {', '.join(left)}"
 
 
-def between(before: Records, after: Records) -> Iterator[str]:
-    """What later work changed of what was final before it."""
+def between(before: Records, after: Records, *, deletes: bool = False) -> Iterator[str]:
+    """What later work changed of what was final before it. ``deletes``: conversations may have been deleted."""
     if after.info.epoch <= before.info.epoch:
         yield f"the store was opened again, but its epoch went from {before.info.epoch} to {after.info.epoch}"
     if after.info.log_id != before.info.log_id:
         yield "the log id changed"
     if after.info.seq < before.info.seq:
         yield f"commit {before.info.seq} was stored; now the last one is {after.info.seq}"
+    if deletes:
+        yield from _deleted(before, after)
+        before = _without(before, {record.id for record in after.conversations})
     for name, old, new in (
         ("conversation", before.conversations, after.conversations),
         ("entry", before.entries, after.entries),
@@ -77,6 +81,41 @@ def between(before: Records, after: Records) -> Iterator[str]:
             except InvalidTransition as error:
                 yield str(error)
     yield from _partials(before, after)
+
+
+def _deleted(before: Records, after: Records) -> Iterator[str]:
+    """With a conversation goes all it had, and what it owned; but for entries that forks show (rules K192 and K196)."""
+    left = {record.id for record in after.conversations}
+    gone = {record.id for record in before.conversations} - left
+    if ROOT_CONVERSATION in gone:
+        yield "the root conversation went away"
+    tasks = {task.id: task.conversation_id for task in before.tasks}
+    for conversation in before.conversations:
+        if conversation.owner is not None and tasks.get(conversation.owner) in gone and conversation.id in left:
+            yield f"conversation {conversation.id} is there, but the one that owned it is deleted"
+    for kind in (after.submissions, after.tasks):
+        for record in kind:
+            if record.conversation_id not in left:
+                yield f"record {record.id} is of conversation {record.conversation_id}, which is deleted"
+    for document in after.documents:
+        record = document.record
+        if record.scope == "conversation" and record.scope_id not in left:
+            yield f"{record.address} lives, but its conversation is deleted"
+    entries = {entry.id: entry for entry in before.entries}
+    for entry in after.entries:
+        if entry.conversation_id in gone and entries.get(entry.id, entry) != entry:
+            yield f"entry {entry.id} of a deleted conversation changed"
+
+
+def _without(records: Records, left: set[int]) -> Records:
+    """What is of these conversations, or of none that is deleted."""
+    return replace(
+        records,
+        conversations=[record for record in records.conversations if record.id in left],
+        entries=[record for record in records.entries if record.conversation_id in left],
+        submissions=[record for record in records.submissions if record.conversation_id in left],
+        tasks=[record for record in records.tasks if record.conversation_id in left],
+    )
 
 
 # --- any moment ------------------------------------------------------------------------------------------------
@@ -110,7 +149,8 @@ def _references(records: Records) -> Iterator[str]:
         if conversation.parent is not None and conversation.parent.at not in entries:
             yield f"conversation {conversation.id} was forked at entry {conversation.parent.at}, which is not there"
     for entry in records.entries:
-        if entry.by_task is not None and entry.by_task not in tasks:
+        of_deleted = entry.conversation_id not in conversations
+        if entry.by_task is not None and entry.by_task not in tasks and not of_deleted:
             yield f"entry {entry.id} was written by task {entry.by_task}, which is not there"
         if entry.head is not None and entry.head != entry.id and entry.head not in entries:
             yield f"entry {entry.id} is a head at entry {entry.head}, which is not there"

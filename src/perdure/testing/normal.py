@@ -45,7 +45,7 @@ BUILTIN_IDS: Mapping[str, frozenset[str]] = {
 }
 """JSON fields of built-in kinds that hold record ids."""
 
-GROWING = frozenset({"pi.usage"})
+GROWING = frozenset({"pi.usage", "pi.usage-deleted"})
 """Documents whose numbers may be larger after a crash."""
 RANDOM = frozenset({"pi.provider"})
 """Documents that hold a nonce."""
@@ -65,6 +65,7 @@ class Records:
     info: StoreInfo
     conversations: Sequence[ConversationRecord]
     entries: Sequence[EntryRecord]
+    """All that some conversation shows; those of deleted ones that forks show are among them."""
     submissions: Sequence[SubmissionRecord]
     tasks: Sequence[TaskRecord]
     documents: Sequence[StoredDocumentValue]
@@ -96,23 +97,24 @@ async def read_records(storage: Storage) -> Records:
         submissions: list[SubmissionRecord] = []
         while page := await storage.submissions(after=submissions[-1].id if submissions else 0):
             submissions += page
-        entries: list[EntryRecord] = []
+        shown: dict[int, EntryRecord] = {}
         documents = await _documents(storage, "session", 0)
         for conversation in conversations:
-            entries += await _entries(storage, conversation.id)
+            for segment in await storage.lineage(conversation.id):
+                shown.update({entry.id: entry for entry in await _entries(storage, segment)})
             documents += await _documents(storage, "conversation", conversation.id)
         for task in tasks:
             documents += await _documents(storage, "task", task.id)
-        entries.sort(key=lambda entry: entry.id)
+        entries = [shown[id] for id in sorted(shown)]
         return Records(info, conversations, entries, submissions, tasks, documents)
     finally:
         await storage.close()
 
 
-async def _entries(storage: Storage, conversation_id: int) -> list[EntryRecord]:
+async def _entries(storage: Storage, segment: Segment) -> list[EntryRecord]:
     found: list[EntryRecord] = []
-    first = 0
-    while page := await storage.entries([Segment(conversation_id, first, None)], limit=MAX_SCAN):
+    first = segment.first
+    while page := await storage.entries([segment], first=first, limit=MAX_SCAN):
         found += page
         first = page[-1].id + 1
     return found

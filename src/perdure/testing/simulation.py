@@ -137,6 +137,8 @@ class Scenario:
     """Types of reports that are expected; any other is a finding."""
     any_effects: bool = False
     """Effects need not be declared; none may take place twice."""
+    deletes: bool = False
+    """Conversations may go away, with all that they own."""
     steady: bool = True
     """Whether its final records are the same whatever the timing. If not, runs are held against the invariants
     alone."""
@@ -324,7 +326,7 @@ def _is_failure_of_storage(error: BaseException) -> bool:
 def _problems_of_store(scenario: Scenario, records: Records, before: Records | None) -> Iterator[str]:
     yield from invariants.after_any_crash(records)
     if before is not None:
-        yield from invariants.between(before, records)
+        yield from invariants.between(before, records, deletes=scenario.deletes)
     if scenario.always is not None:
         yield from scenario.always(records)
 

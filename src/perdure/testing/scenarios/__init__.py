@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perdure.testing.scenarios.chance import CHANCE
+from perdure.testing.scenarios.deletion import DELETION
 from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.runs import RUNS
 from perdure.testing.scenarios.tasks import TASKS
 from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
 
-ALL = (*KERNEL, *TASKS, *RUNS, *TOOLS, *CHANCE)
+ALL = (*KERNEL, *DELETION, *TASKS, *RUNS, *TOOLS, *CHANCE)
 
 SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in ALL}
 """By name."""

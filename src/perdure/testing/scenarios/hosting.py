@@ -145,6 +145,8 @@ def scenario(
     always: Callable[[Records], Iterator[str]] | None = None,
     ends: Callable[[Records], Iterator[str]] | None = None,
     name: str | None = None,
+    deletes: bool = False,
+    steady: bool = True,
 ) -> Scenario:
     """A scenario named after its program."""
     return Scenario(
@@ -156,4 +158,6 @@ def scenario(
         reports=reports,
         always=always,
         ends=ends,
+        deletes=deletes,
+        steady=steady,
     )
