@@ -1,0 +1,63 @@
+"""What the log keeps of a Space: how far it is, and the image of its workspace (rules S135, S136)."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+import msgspec
+
+from perdure.kernel.document import Document, field
+
+Mode: TypeAlias = Literal["transactional"]
+RecoveryKind: TypeAlias = Literal["adopted", "reattached", "not_started", "rerun", "interrupted", "restored"]
+"""How a call that was cut off went on; ``restored``: no call's, the workspace was brought back to its image."""
+
+KEPT_RECOVERIES: Final = 50
+"""The newest ones are shown; each is also with the result of its call."""
+
+
+class OpenIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that has the Space: from its intent to its outcome."""
+
+    call: int
+    attempt: int
+    nonce: str
+    """Of this attempt; part of the keys of its commands."""
+    generation: int
+    boot: str
+    image: int
+    """The image the attempt began at."""
+
+
+class RecoveryNote(TypedDict):
+    kind: RecoveryKind
+    call: int | None
+    attempt: int
+    at: int
+    """Milliseconds UTC."""
+    why: str
+
+
+class SpaceState(Document, kind="pi.space", scope="session", family=True, builtin=True):
+    """Keyed by the Space's name."""
+
+    mode: Mode = "transactional"
+    generation: int = 0
+    """That a driver of this log was last connected to."""
+    boot: str = ""
+    connected: int = 0
+    """How often drivers took the Space; raised by a commit of its own before each time."""
+    image: int = 0
+    """Number of the image the log implies; 0: there is none yet. Raised by one with each that differs."""
+    open: OpenIntent | None = None
+    external: int = 0
+    """How many images came from outside of calls."""
+    recoveries: list[RecoveryNote] = field(default_factory=list[RecoveryNote])
+    """The newest last."""
+
+
+class SpaceImage(Document, kind="pi.space-image", scope="session", family=True, builtin=True):
+    """The image itself (image.Tree), keyed by the Space's name. To be read with ``shared_json()``: fields are copied."""
+
+    # Any: entries are checked as they are encoded (image.encode); a tree has tens of thousands of them.
+    dirs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
