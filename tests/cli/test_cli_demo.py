@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -97,8 +97,8 @@ def test_a_seed_is_drawn_and_named(tmp_path: Path) -> None:
 
 
 def test_kills_follow_the_seed() -> None:
-    plans = [parent._plan(seed) for seed in range(50)]
-    assert plans == [parent._plan(seed) for seed in range(50)]
+    plans = [parent.plan_of(seed, POINTS) for seed in range(50)]
+    assert plans == [parent.plan_of(seed, POINTS) for seed in range(50)]
     assert len({tuple(plan.items()) for plan in plans}) > 40
     for plan in plans:
         assert plan.keys() == POINTS.keys()
@@ -113,7 +113,8 @@ class Actor(Agent):
 
     script = ""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: Sequence[str] = ()) -> None:
+        self._silence_s = parent.SILENCE_S
         self._errors = (folder / "agent.err").open("a+")
         self.process = subprocess.Popen(
             [sys.executable, "-c", self.script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
@@ -147,11 +148,10 @@ def test_an_agent_that_goes_wrong_fails_the_demo(
 def test_an_agent_that_never_finishes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = "; ".join(f'print(\'{{"point": "{point}"}}\', flush=True); sys.stdin.readline()' for point in POINTS)
     monkeypatch.setattr(Actor, "script", f"import sys; {points}; sys.exit(3)")
-    monkeypatch.setattr(parent, "Agent", Actor)
     plan = dict.fromkeys(POINTS, 0)
-    monkeypatch.setattr(parent, "MAX_STARTS", 4)
+    monkeypatch.setattr(parent, "SPARE_STARTS", 4 - len(POINTS))
     with pytest.raises(DemoFailed, match="it did not finish in 4 starts"):
-        parent._live_through(tmp_path, plan, Story(plain=True))
+        parent.live_through(lambda: Actor(tmp_path), plan, POINTS, Story(plain=True))
     assert len(plan) == len(POINTS) - 4
 
 

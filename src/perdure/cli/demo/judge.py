@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,22 @@ def judge(folder: Path) -> Iterator[tuple[str, str | None]]:
         submissions = [json.loads(body) for (body,) in store.execute("SELECT body FROM submissions ORDER BY id")]
         entries = [json.loads(body) for (body,) in store.execute("SELECT body FROM entries ORDER BY id")]
         tasks = [json.loads(body) for (body,) in store.execute("SELECT body FROM tasks ORDER BY id")]
-    yield "each job was admitted once", _one_each(submissions)
-    yield "each job has its answer", _answered(submissions, entries)
-    yield "nothing is left running", _nothing_left(tasks)
-    yield "every call is followed by exactly its result", _well_formed(entries)
+    yield "each job was admitted once", one_each(submissions, [request_id for request_id, _ in JOBS])
+    yield "each job has its answer", answered(submissions, entries)
+    yield "nothing is left running", nothing_left(tasks)
+    yield "every call is followed by exactly its result", well_formed(entries)
     yield "no unsafe call was executed twice", _ordered_once(folder)
     yield "every safe call was applied", _project(folder)
     yield "the project's own tests pass", _tests_pass(folder)
 
 
-def _one_each(submissions: list[Row]) -> str | None:
+def one_each(submissions: list[Row], request_ids: Iterable[str]) -> str | None:
     count = Counter(submission.get("request_id") for submission in submissions)
-    wanted = {request_id: 1 for request_id, _ in JOBS}
+    wanted = dict.fromkeys(request_ids, 1)
     return None if dict(count) == wanted else f"submissions by request id: {dict(count)}"
 
 
-def _answered(submissions: list[Row], entries: list[Row]) -> str | None:
+def answered(submissions: list[Row], entries: list[Row]) -> str | None:
     by_id = {entry["id"]: entry for entry in entries}
     for submission in submissions:
         answer = by_id.get(submission.get("answer", 0))
@@ -52,14 +52,14 @@ def _answered(submissions: list[Row], entries: list[Row]) -> str | None:
     return None
 
 
-def _nothing_left(tasks: list[Row]) -> str | None:
+def nothing_left(tasks: list[Row]) -> str | None:
     left = [
         f"{task['kind']} {task['id']} {task['state']['type']}" for task in tasks if task["state"]["type"] != "terminal"
     ]
     return ", ".join(left) or None
 
 
-def _well_formed(entries: list[Row]) -> str | None:
+def well_formed(entries: list[Row]) -> str | None:
     """In the transcript a provider would be sent: calls, then a result for each and no other, then something else."""
     open_calls: Counter[str] = Counter()
     for entry in entries:

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +23,10 @@ from rich.text import Text
 from perdure.cli.demo.judge import judge
 from perdure.cli.demo.project import FILES, JOBS, SUPPLIER
 
-POINTS: dict[str, tuple[int, str]] = {
+Points: TypeAlias = Mapping[str, tuple[int, str]]
+"""Where it is killed, once each: at which occurrence, at most, the seed may choose (0 is the first), and in words."""
+
+POINTS: Final[Points] = {
     "admission": (3, "while a job is being admitted, before it is on disk"),
     "streaming": (2, "while an answer streams"),
     "before_tool": (3, "after a call's intent is stored, before the tool runs"),
@@ -33,9 +37,8 @@ POINTS: dict[str, tuple[int, str]] = {
     "in_sleep": (0, "while the run sleeps before it tries the model again"),
     "recovery": (4, "during recovery, before anything has resumed"),
 }
-"""Where it is killed, once each; at which occurrence, at most, the seed may choose (0 is the first)."""
 
-MAX_STARTS = len(POINTS) + 3
+SPARE_STARTS = 3
 SILENCE_S = 60.0
 """An agent that says nothing for so long is stuck, and the demo has failed."""
 
@@ -48,29 +51,30 @@ class DemoFailed(Exception):
 
 
 class Agent:
-    """One life of the agent's process."""
+    """One life of the agent's process, which ``command`` starts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], *, silence_s: float = SILENCE_S) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._errors = (folder / "agent.err").open("a+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "perdure.cli.demo.agent", str(folder)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
         )
         self._buffer = b""
+        self._silence_s = silence_s
 
     def next(self) -> Event | None:
         """Its next line; None once it has ended."""
         assert self.process.stdout is not None, "it was started with a pipe"
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self.process.stdout], [], [], SILENCE_S)
+            ready, _, _ = select.select([self.process.stdout], [], [], self._silence_s)
             if not ready:
                 self.kill()
-                raise DemoFailed(f"the agent said nothing for {SILENCE_S:.0f} s")
+                raise DemoFailed(f"the agent said nothing for {self._silence_s:.0f} s")
             read = os.read(self.process.stdout.fileno(), 65536)
             if not read:
                 return None
@@ -90,7 +94,7 @@ class Agent:
 
     def end(self) -> int:
         """Its exit code, once it has ended by itself."""
-        return self.process.wait(timeout=SILENCE_S)
+        return self.process.wait(timeout=self._silence_s)
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout, self._errors):
@@ -161,7 +165,8 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
         if keep is not None:
             keep.mkdir(parents=True)
         _lay_out(folder)
-        kills = _live_through(folder, _plan(seed), story)
+        command = [sys.executable, "-m", "perdure.cli.demo.agent", str(folder)]
+        kills = live_through(lambda: Agent(folder, command), plan_of(seed, POINTS), POINTS, story)
         return _verdict(folder, kills, story)
     except (DemoFailed, FileExistsError) as error:
         story.say(f"the demo failed: {error}", "bold red", "✗")
@@ -172,12 +177,6 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plan(seed: int) -> dict[str, int]:
-    """Point -> how many occurrences to let pass before the kill."""
-    chance = random.Random(seed)
-    return {point: chance.randint(0, latest) for point, (latest, _) in POINTS.items()}
-
-
 def _lay_out(folder: Path) -> None:
     project = folder / "project"
     project.mkdir()
@@ -186,27 +185,32 @@ def _lay_out(folder: Path) -> None:
         (project / name).write_text(text)
 
 
-def _live_through(folder: Path, plan: dict[str, int], story: Story) -> int:
-    """Start the agent until it finishes; how often it was killed."""
-    kills = 0
-    for start in range(1, MAX_STARTS + 1):
-        story.say(f"start {start}: a new process", "bold", "▶")
-        agent = Agent(folder)
+def plan_of(seed: int, points: Points) -> dict[str, int]:
+    """Point -> how many occurrences to let pass before the kill."""
+    chance = random.Random(seed)
+    return {point: chance.randint(0, latest) for point, (latest, _) in points.items()}
+
+
+def live_through(start: Callable[[], Agent], plan: dict[str, int], points: Points, story: Story) -> int:
+    """Start the agent until it finishes, killed where ``plan`` says; how often that was. Raises DemoFailed."""
+    most = len(points) + SPARE_STARTS
+    for number in range(1, most + 1):
+        story.say(f"start {number}: a new process", "bold", "▶")
+        agent = start()
         try:
-            if _live(agent, plan, story):
+            if _live(agent, plan, points, story):
                 code = agent.end()
                 if code:
                     raise DemoFailed(f"the agent ended with exit code {code}")
                 if plan:
                     raise DemoFailed(f"it was never killed at: {', '.join(plan)}")
-                return kills
-            kills += 1
+                return number - 1
         finally:
             agent.close()
-    raise DemoFailed(f"it did not finish in {MAX_STARTS} starts")
+    raise DemoFailed(f"it did not finish in {most} starts")
 
 
-def _live(agent: Agent, plan: dict[str, int], story: Story) -> bool:
+def _live(agent: Agent, plan: dict[str, int], points: Points, story: Story) -> bool:
     """Follow one life. True: it finished; False: it was killed."""
     finished = False
     while True:
@@ -222,10 +226,9 @@ def _live(agent: Agent, plan: dict[str, int], story: Story) -> bool:
             story.event(event)
         elif point in plan and plan[point] == 0:
             del plan[point]
-            where = POINTS[point][1]
             agent.kill()
             story.event({})
-            story.say(f"SIGKILL {where}{_detail(event)}", "bold red", "✗")
+            story.say(f"SIGKILL {points[point][1]}{_detail(event)}", "bold red", "✗")
             return False
         else:
             if point in plan:
