@@ -325,14 +325,14 @@ def test_conversations_are_found_again(desk: Desk) -> None:
         return chat.text()
 
     # What is given on the command line is said when the chat is idle already: only the answer tells that it was.
-    assert "conversation 1 in" in once("hello", model="fake:one", until="You said: hello")
+    assert "conversation 2 in" in once("hello", model="fake:one", until="You said: hello")
     shown = once("hello two", "--name", "other", until="You said: hello two")
-    assert "conversation 1 in" not in shown
+    assert "conversation 2 in" not in shown
     assert "> hello two\n" in shown
     shown = once("--continue")
     assert "“other”" in shown
     assert "> hello two\nYou said: hello two" in shown
-    assert "> hello\n" in once("--conversation", "1")
+    assert "> hello\n" in once("--conversation", "2")
     fresh = once("--new")
     assert "> hello" not in fresh
     number = re.search(r"conversation (\d+) in", fresh)
@@ -426,7 +426,7 @@ def test_plain_has_no_escape_sequence_and_says_all_the_same(desk: Desk) -> None:
     os.mkfifo(desk.work / "gate")
     desk.gates.hold("long/6")
     chat = desk.chat("--plain", rows=200)
-    chat.see("conversation 1", "\n>")
+    chat.see("conversation 2", "\n>")
     chat.enter("long")
     desk.gates.reached("long/6")
     chat.see("This is sentence number 2")
@@ -636,3 +636,19 @@ def test_what_another_terminal_sends_is_seen(desk: Desk) -> None:
     chat.see("steering  more")
     (desk.work / "gate").write_text("through\n")
     chat.see("! more", "You said: more", IDLE)
+
+
+def test_a_conversation_that_is_deleted_from_another_terminal_ends_the_chat(desk: Desk) -> None:
+    """Rules H182 and H183; and who deletes at a terminal is asked."""
+    chat = desk.chat()
+    chat.see(IDLE)
+    chat.enter("hello")
+    chat.see("You said: hello", IDLE)
+    asked = desk.perdure("rm", str(desk.store), "2")
+    asked.see("conversation 2", "Delete for ever? [y/N]:")
+    asked.enter("y")
+    asked.see("deleted conversation 2")
+    assert asked.end() == 0
+    chat.see("! the conversation was deleted")
+    assert chat.end() == 1
+    assert desk.piped("ls", str(desk.store)).stdout == "no conversations yet\n"

@@ -152,9 +152,9 @@ async def test_there_may_be_none(path: Path) -> None:
     assert shown.stderr == "perdure show: the store has no conversation yet\n"
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "export", "backup", "send"])
+@pytest.mark.parametrize("command", ["ls", "show", "export", "backup", "send", "rm"])
 def test_what_is_no_store_is_said(command: str, tmp_path: Path) -> None:
-    more = {"backup": ["copy.db"], "send": ["hello"]}.get(command, [])
+    more = {"backup": ["copy.db"], "send": ["hello"], "rm": ["1", "--yes"]}.get(command, [])
     done = call_now(command, tmp_path / "agent.db", *more)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == f"perdure {command}: there is no store at {tmp_path / 'agent.db'}\n"
@@ -295,6 +295,114 @@ async def test_nothing_is_not_sent(closed: Path) -> None:
     done = await perdure("send", closed, "  ")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "there is nothing to send" in done.stderr
+
+
+# --- rm ----------------------------------------------------------------------------------------------------------
+
+
+async def ids_of(path: Path) -> list[int]:
+    lines = (await perdure("ls", path, "--json")).stdout.splitlines()
+    return [msgspec.json.decode(line, type=Listed).id for line in lines]
+
+
+async def test_conversations_of_a_closed_store_are_deleted_h156(closed: Path) -> None:
+    async with host(closed, Pit()) as harness:
+        named = await harness.create_conversation(name="plan")
+        await (await named.submit("Think.")).wait()
+        fork = await named.fork((await named.entries())[0].id)
+        used = (await harness.usage()).requests
+    (one, other, *_) = await ids_of(closed)
+    done = await perdure("rm", closed, "plan", str(other), str(other), "--yes")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"deleted conversation {named.id} “plan”\ndeleted conversation {other} “the other\\n”\n"
+    assert await ids_of(closed) == [one, fork.id]
+    assert "Think." in (await perdure("show", closed, "--conversation", str(fork.id))).stdout
+    again = await perdure("rm", closed, "plan", "-y")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert again.stderr == "perdure rm: there is no conversation named 'plan'; perdure ls lists those there are\n"
+    async with host(closed, Pit()) as harness:
+        assert (await harness.usage()).requests == used, "H184"
+        assert await harness.session.storage.check() == []
+
+
+async def test_nothing_is_deleted_unasked_h156(closed: Path) -> None:
+    before = await ids_of(closed)
+    done = await perdure("rm", closed, str(before[-1]))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "perdure rm: nobody is at a terminal to be asked; --yes deletes without asking\n"
+    assert await ids_of(closed) == before
+
+
+@pytest.mark.parametrize(("typed", "deleted"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
+async def test_a_person_is_asked_h156(closed: Path, typed: str, deleted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await ids_of(closed)
+    monkeypatch.setattr("perdure.cli.rm._at_a_terminal", lambda: True)
+    words = ["rm", str(closed), str(before[-1])]
+    done = await asyncio.to_thread(CliRunner().invoke, app, words, input=typed)
+    assert f"conversation {before[-1]} “the other\\n”\nDelete for ever? [y/N]:" in done.stderr
+    assert (done.exit_code == 0, await ids_of(closed) == before[:-1]) == (deleted, deleted)
+
+
+async def test_all_or_none_are_deleted_k195(closed: Path) -> None:
+    before = await ids_of(closed)
+    done = await perdure("rm", closed, str(before[-1]), "1", "--yes")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "the root conversation is not deleted" in done.stderr
+    done = await perdure("rm", closed, str(before[-1]), "999", "--yes")
+    assert "there is no conversation 999" in done.stderr
+    assert await ids_of(closed) == before
+
+
+async def test_a_name_that_several_have_deletes_none_of_them_h180(path: Path) -> None:
+    async with host(path, Pit()) as harness:
+        ids = [(await harness.create_conversation(name="plan")).id for _ in range(2)]
+    done = await perdure("rm", path, "plan", "--yes")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"2 conversations are named 'plan': say which of {ids[0]}, {ids[1]} by its number" in done.stderr
+    assert await ids_of(path) == ids
+    # Elsewhere a name is the newest one's.
+    shown = await perdure("show", path, "--conversation", "plan")
+    assert f"conversation {ids[1]} “plan”" in shown.stdout
+
+
+async def test_the_process_that_has_the_store_open_deletes_h183(path: Path) -> None:
+    pit = Pit()
+    async with host(path, pit) as harness:
+        one, busy = await harness.create_conversation(), await harness.create_conversation(name="busy")
+        submission = await busy.submit("Dig.")
+        await pit.begun.wait()
+        done = await perdure("rm", path, str(one.id), "--yes")
+        assert (done.exit_code, done.stdout, done.stderr) == (0, f"deleted conversation {one.id}\n", "")
+        done = await perdure("rm", path, "busy", "--yes")
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert re.search(r"task \d+ is \w+; end or abort that first; --abort ends what goes on in it\n$", done.stderr)
+        assert await busy.busy()
+        waiting = asyncio.create_task(submission.wait())
+        done = await perdure("rm", path, "busy", "--yes", "--abort")
+        assert (done.exit_code, done.stdout) == (0, f"deleted conversation {busy.id} “busy”\n")
+        assert (await waiting).status == "unanswered"
+        assert await harness.conversations() == []
+    assert await ids_of(path) == []
+
+
+async def test_what_a_killed_process_left_is_aborted_and_deleted_h181(path: Path) -> None:
+    pit = Pit()
+    async with host(path, pit) as harness:
+        root = await harness.root()
+        busy, other = await harness.create_conversation(), await harness.create_conversation()
+        await busy.submit("Dig.")
+        await pit.begun.wait()
+        await other.submit("Dig.")
+    done = await perdure("rm", path, str(busy.id), "--yes")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "--abort ends what goes on in it" in done.stderr
+    done = await perdure("rm", path, str(busy.id), "--yes", "--abort")
+    assert (done.exit_code, done.stdout) == (0, f"deleted conversation {busy.id}\n")
+    assert await ids_of(path) == [root.id, other.id]
+    pit.enough.set()
+    async with host(path, pit) as harness:
+        await harness.idle()
+        assert not await harness.handle(other.id).busy()
 
 
 # --- export ------------------------------------------------------------------------------------------------------

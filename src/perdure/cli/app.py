@@ -227,6 +227,19 @@ def export(
 
 
 @app.command()
+def rm(
+    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")],
+    conversations: Annotated[list[str], typer.Argument(metavar="CONVERSATION...", help="Their ids or names.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="First end what goes on in them.")] = False,
+) -> None:
+    """Delete conversations for ever, with all that they own. Conversations that were forked from them stay."""
+    from perdure.cli.rm import rm as run_rm
+
+    raise typer.Exit(_run("rm", run_rm(file, conversations, yes=yes, abort=abort)))
+
+
+@app.command()
 def backup(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A store made by SqliteStorage; it may be in use.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Where nothing is yet.")],

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import typer
 
+from perdure.cli import mailbox
 from perdure.cli.entries import answer_of
 from perdure.cli.errors import CommandError
-from perdure.cli.inspect import holder_line
 from perdure.cli.stores import chosen, looking
 from perdure.cli.text import lines_of, printable
-from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import SubmissionRecord
 from perdure.kernel.session import Session
-from perdure.kernel.storage import MailReply
-from perdure.storage import sqlite_mailbox
-from perdure.storage.lock import read_holder
-
-POLL_S: Final = 0.1
-TAKEN_S: Final = 10.0
-"""How long an open store may take to take a request up, before that is said instead."""
 
 Became: TypeAlias = Literal["kept", "queued", "placed", "done", "unanswered"]
 """What has become of an input: kept in the mailbox, or the status of its submission."""
@@ -76,9 +67,9 @@ async def send(path: Path, wanted: Wanted) -> Sent:
         "mode": "steer" if wanted.steer else "follow_up",
         "request_id": wanted.request_id,
     }
-    mail = await asyncio.to_thread(sqlite_mailbox.post, path, "input", body, now=time.time_ns() // 1_000_000)
-    patience = until if wanted.wait else time.monotonic() + TAKEN_S
-    reply = await _reply(path, mail, patience, wait=wanted.wait)
+    mail = await mailbox.post(path, "input", body)
+    patience = until if wanted.wait else time.monotonic() + mailbox.TAKEN_S
+    reply = await mailbox.reply(path, mail, patience, wait=wanted.wait)
     if reply is None:
         return Sent(conversation=conversation, mail=mail, submission=None, status="kept")
     result: dict[str, JsonValue] = msgspec.json.decode(reply.result)
@@ -90,24 +81,7 @@ async def send(path: Path, wanted: Wanted) -> Sent:
         sent = await _look(path, mail, submission)
         if sent.status in ("done", "unanswered") or not wanted.wait or time.monotonic() > until:
             return sent
-        await asyncio.sleep(POLL_S)
-
-
-async def _reply(path: Path, mail: int, until: float, *, wait: bool) -> MailReply | None:
-    """What the owner answered; None where there is no owner, or it takes too long."""
-    while True:
-        try:
-            reply = await asyncio.to_thread(sqlite_mailbox.reply, path, mail)
-        except NotFound as error:
-            raise CommandError("the request was taken up, and what became of it is not kept any more") from error
-        if reply is not None or time.monotonic() > until or not (wait or _open(path)):
-            return reply
-        await asyncio.sleep(POLL_S)
-
-
-def _open(path: Path) -> bool:
-    holder = holder_line(read_holder(f"{os.path.realpath(path)}.lock"))
-    return holder is not None and holder.state != "ended"
+        await asyncio.sleep(mailbox.POLL_S)
 
 
 async def _look(path: Path, mail: int, submission: int) -> Sent:

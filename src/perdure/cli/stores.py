@@ -110,14 +110,20 @@ async def chosen(session: Session, wanted: str | None) -> ConversationRecord:
 
 
 async def named(session: Session, name: str) -> int | None:
-    """The newest conversation of that name. Costs a read a conversation."""
-    found: int | None = None
+    """The newest conversation of that name (rule H180). Costs a read a conversation."""
+    found = await all_named(session, name)
+    return found[-1] if found else None
+
+
+async def all_named(session: Session, name: str) -> list[int]:
+    """Every conversation of that name, by id. Costs a read a conversation."""
+    found: list[int] = []
     after = 0
     while True:
         page = await session.conversations(owner=ANY, after=after, limit=MAX_SCAN)
         for record in page:
             if await name_of(session, record.id) == name:
-                found = record.id
+                found.append(record.id)
         if len(page) < MAX_SCAN:
             return found
         after = page[-1].id

@@ -286,11 +286,6 @@ async def _conversation(
         unused = harness.handle(newest.unused)
         await unused.set_agent(model=agent.model, cwd=agent.cwd)
         return unused
-    if newest.active is None and newest.unused is None:
-        root = await harness.root(agent=agent)
-        if options.name is not None:
-            await root.set_name(options.name)
-        return root
     return await harness.create_conversation(agent=agent, name=options.name)
 
 

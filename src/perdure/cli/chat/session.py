@@ -88,7 +88,12 @@ class Chat:
             self._fail(ended)
 
     def _fail(self, ended: WatchEnded | SessionFailed) -> None:
-        """The session is over."""
+        """The session is over, or the conversation is."""
+        if isinstance(ended, WatchEnded) and ended.reason == "retired":
+            self._screen.put(line("! the conversation was deleted", "error"))
+            self.code = 1
+            self.leave()
+            return
         cause = ended.cause
         words = f"{type(cause).__name__}: {cause}" if cause is not None else str(ended)
         self._screen.put(line(f"! the session ended: {printable(words)}", "error"))
