@@ -26,6 +26,8 @@ INTERVAL_MS = 100
 """Between two commits of a partial answer, on both sides."""
 NO_INTERVAL_MS = 3_600_000
 """One that never ends: what deltas cost without their commits."""
+SOME = 1_000
+"""Of the idle conversations, those that both sides give a turn."""
 
 Figures = dict[str, float]
 

@@ -19,6 +19,7 @@ from common import (
     INTERVAL_MS,
     NO_INTERVAL_MS,
     QUESTION,
+    SOME,
     Figures,
     Meter,
     Reopening,
@@ -359,12 +360,15 @@ async def idle(folder: Path, conversations: int = 10_000) -> Figures:
 async def touched(folder: Path) -> Figures:
     """A turn in each of the conversations that ``idle`` made, and then nothing."""
     ids = json.loads((folder / "ids.json").read_text())
+    figures: Figures = {}
     async with open_harness(store(folder), Scripted()) as harness:
         await turn(await harness.root(), 0)
         before = rss_mb()
         for start in range(0, len(ids), 20):
+            if start == SOME:
+                figures["some_touched_mb"] = rss_mb() - before
             await asyncio.gather(*(turn(harness.handle(id), 1) for id in ids[start : start + 20]))
-        return {"touched_mb": rss_mb() - before}
+        return figures | {"touched_mb": rss_mb() - before}
 
 
 async def importing(_: Path) -> Figures:

@@ -36,6 +36,7 @@ from common import (
     INTERVAL_MS,
     NO_INTERVAL_MS,
     QUESTION,
+    SOME,
     Figures,
     Meter,
     Reopening,
@@ -428,8 +429,8 @@ async def idle(folder: Path, conversations: int = 10_000) -> Figures:
 
 
 async def touched(folder: Path) -> Figures:
-    """A turn in each of the conversations that ``idle`` made, and then nothing."""
-    ids = json.loads((folder / "ids.json").read_text())
+    """A turn in some of the conversations that ``idle`` made, and then nothing. All of them would take it too long."""
+    ids = json.loads((folder / "ids.json").read_text())[:SOME]
     harness, root = await open_root(folder, Scripted())
     await turn(root, 0)
 
@@ -441,7 +442,7 @@ async def touched(folder: Path) -> Figures:
         await asyncio.gather(*(touch(id) for id in ids[start : start + 20]))
     added = rss_mb() - before
     await harness.close(CONTEXT)
-    return {"touched_mb": added}
+    return {"some_touched_mb": added}
 
 
 async def importing(_: Path) -> Figures:

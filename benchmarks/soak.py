@@ -6,7 +6,7 @@ One host, power-safe, takes turns at a steady rate: plain ones, ones with a tool
 Conversations are made, talked in for 20 turns and forgotten; old ones are found again by id; one lives for the whole
 run, reset now and then, and is watched throughout. Watches, views and events are attached and detached. A second store
 is opened and closed over and over. Ends with 1, and says what grew, if the last sixth of the run holds more than the
-second by more than the tolerances in flat.py. Runs shorter than an hour use shorter age limits of caches.
+second by more than the tolerances in flat.py. Age limits of caches are a twelfth of the run, at most ten minutes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LIFETIME = 20
 RESET_EVERY = 50
 """Turns of the one that lives on, between two resets."""
 DELTAS, DELTA_S = 40, 0.005
-REMEMBERED = 500
-"""Ids of old conversations, to find some of them again."""
+WARM = 12
+"""What caches by age, and what the load itself gathers, is full after a sixth of the run: each gets a share of it."""
 ANSWER = "Item looked after. " + "All went well and nothing needs to be done about it now. " * 3
 
 
@@ -87,10 +87,11 @@ class Model:
 class Soak:
     """The load. Every actor is a loop with a pace of its own; a turn counts when it is answered."""
 
-    def __init__(self, harness: Harness, second: Path, *, rate: float, seed: int) -> None:
+    def __init__(self, harness: Harness, second: Path, *, rate: float, remembered: int, seed: int) -> None:
+        """``remembered``: how many of the last forgotten conversations may be found again."""
         self.harness = harness
         self.turns = 0
-        self.old: deque[int] = deque(maxlen=REMEMBERED)
+        self.old: deque[int] = deque(maxlen=remembered)
         self._second = second
         self._rate = rate
         self._random = random.Random(seed)
@@ -241,7 +242,8 @@ def kinds() -> Counter[str]:
 
 async def run(folder: Path, *, minutes: float, every: float, rate: float, log: Path | None) -> int:
     store = folder / "soak.db"
-    retention = min(600.0, minutes * 60 / 12)
+    retention = min(600.0, minutes * 60 / WARM)
+    remembered = 1 + int(rate / LIFETIME * minutes * 60 / WARM / 2)
     contexts.RETENTION_S = min(contexts.RETENTION_S, retention)
     reports: Counter[str] = Counter()
 
@@ -255,7 +257,7 @@ async def run(folder: Path, *, minutes: float, every: float, rate: float, log: P
         document_retention_ms=retention * 1000,
         on_report=note,
     ) as harness:
-        soak = Soak(harness, folder / "second.db", rate=rate, seed=1)
+        soak = Soak(harness, folder / "second.db", rate=rate, remembered=remembered, seed=1)
         actors = [asyncio.ensure_future(actor) for actor in soak.actors()]
         begun = time.monotonic()
         samples: list[flat.Sample] = []
