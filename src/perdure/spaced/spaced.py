@@ -859,7 +859,8 @@ def zygote_main(channel: socket.socket, setting: Setting) -> NoReturn:
 
 
 def keep_only(descriptor: int) -> None:
-    """Close every descriptor but this one; 0 to 2 become /dev/null."""
+    """Close every descriptor but this one, which no command inherits; 0 to 2 become /dev/null."""
+    os.set_inheritable(descriptor, False)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != descriptor:
             with contextlib.suppress(OSError):
@@ -2270,8 +2271,9 @@ class ShimHandle:
             self.channel = None
 
     def on_gone(self, _mask: int) -> None:
-        while self.channel is not None:
+        while self.channel is not None and select.select([self.channel], [], [], 0)[0]:
             self.on_message(selectors.EVENT_READ)  # its last words first
+        self._forget_channel()
         self.gone = True
         self.daemon.loop.selector.unregister(self.handle)
         os.close(self.handle)

@@ -21,6 +21,9 @@ from perdure.spaced import SPACED
 
 TOKEN = "a-token-for-tests-0123456789"
 CHUNK = 1 << 20
+OPENED: list[socket.socket] = []
+"""Every socket dialled; closed when the test that dialled it has ended."""
+VARIANT = Path(__file__).with_name("spaced_variant.py")
 
 
 class Refused(Exception):
@@ -36,11 +39,19 @@ def dial(address: str, timeout: float = 30) -> socket.socket:
     kind, _, where = address.partition(":")
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX)
+        OPENED.append(sock)
         sock.settimeout(timeout)
         sock.connect(where)
         return sock
     host, _, port = where.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout)
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
+    OPENED.append(sock)
+    return sock
+
+
+def hang_up() -> None:
+    while OPENED:
+        OPENED.pop().close()
 
 
 class Wire:
@@ -210,13 +221,16 @@ class Space:
         self.token.chmod(0o600)
         self.words = words
         self.python = python
+        self.patches: list[str] = []
+        """Parts to replace, see spaced_variant."""
         self.listen = listen or f"unix:{socket_path()}"
         self.process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
     def command(self, *more: str) -> list[str]:
+        program = [str(VARIANT), *self.patches, "--"] if self.patches else [str(SPACED)]
         return [
-            self.python, str(SPACED), "--workspace", str(self.workspace), "--state", str(self.state), "--space", "test",
+            self.python, *program, "--workspace", str(self.workspace), "--state", str(self.state), "--space", "test",
             "--generation", "1", "--listen", self.listen, "--token-file", str(self.token), *self.words, *more,
         ]  # fmt: skip
 
