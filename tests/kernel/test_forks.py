@@ -8,6 +8,7 @@ import pytest
 
 from kernel.samples import Draft, Job, Live, Note, Scratch, begin, conversation, job, new_task, note, there
 from kernel.stores import HeldStorage, rest
+from perdure.kernel import lineage
 from perdure.kernel.documents import ForkConflict
 from perdure.kernel.errors import NotFound
 from perdure.kernel.session import Session
@@ -366,3 +367,41 @@ async def test_a_long_chain_forked_in_one_storm_of_transactions() -> None:
         for child in children:
             assert await ids(session, child) == [at]
             assert there(await session.snapshot(Job, conversation=child)).n == 1
+
+
+def test_histories_in_memory_are_bounded_by_their_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of forks is as long as its segments: a number of histories would bound nothing."""
+    monkeypatch.setattr(lineage, "KEPT_SEGMENTS", 10)
+    kept = lineage.Lineages()
+
+    def history(length: int) -> tuple[lineage.Segment, ...]:
+        return tuple(lineage.Segment(id, id, id) for id in range(length))
+
+    for id in range(1, 5):
+        kept.keep(id, history(3))
+    assert [id for id in range(1, 5) if kept.get(id)] == [2, 3, 4]
+    assert kept.get(2), "used: it is not the next to go"
+    kept.keep(5, history(4))
+    assert [id for id in range(1, 6) if kept.get(id)] == [2, 4, 5]
+    kept.keep(5, history(2))
+    kept.forget(2)
+    kept.forget(2)
+    kept.keep(6, history(1_000))
+    assert [id for id in range(1, 7) if kept.get(id)] == [6], "the one in use stays, and nothing beside it"
+    kept.keep(7, history(10))
+    assert [id for id in range(1, 8) if kept.get(id)] == [7]
+    assert kept._segments == 10
+
+
+async def test_a_history_that_left_memory_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule K117."""
+    monkeypatch.setattr(lineage, "KEPT_SEGMENTS", 4)
+    async with Session.open(HeldStorage()) as session:
+        place = await conversation(session)
+        chain, notes = [place], []
+        for n in range(8):
+            notes.append(await note(session, chain[-1], n))
+            chain.append(await fork(session, chain[-1], notes[-1]))
+        for _ in range(2):
+            for at, one in enumerate(chain):
+                assert await ids(session, one) == notes[: at + 1]

@@ -7,10 +7,38 @@ Segments are ascending and disjoint in entry id, because a fork's own entries ar
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from perdure.kernel.records import ConversationRecord
 from perdure.kernel.storage import Segment
+
+KEPT_SEGMENTS = 20_000
+"""Of all histories in memory together; the one in use stays whatever its length."""
+
+
+class Lineages:
+    """The histories of the conversations in use, the longest unused first to be let go of."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
+        self._segments = 0
+
+    def get(self, conversation_id: int) -> tuple[Segment, ...] | None:
+        found = self._kept.get(conversation_id)
+        if found is not None:
+            self._kept.move_to_end(conversation_id)
+        return found
+
+    def keep(self, conversation_id: int, segments: tuple[Segment, ...]) -> None:
+        self.forget(conversation_id)
+        self._kept[conversation_id] = segments
+        self._segments += len(segments)
+        while self._segments > KEPT_SEGMENTS and len(self._kept) > 1:
+            self._segments -= len(self._kept.popitem(last=False)[1])
+
+    def forget(self, conversation_id: int) -> None:
+        self._segments -= len(self._kept.pop(conversation_id, ()))
 
 
 def fork(parent: tuple[Segment, ...], at: int, child: int) -> tuple[Segment, ...]:
@@ -44,4 +72,4 @@ def contains(segments: Sequence[Segment], conversation_id: int, entry_id: int) -
     return False
 
 
-__all__ = ["Segment", "contains", "fork", "of"]
+__all__ = ["Lineages", "Segment", "contains", "fork", "of"]

@@ -49,7 +49,6 @@ K = TypeVar("K")
 Obs = TypeVar("Obs", bound=Observer[Any])
 S = TypeVar("S", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
-KEPT_LINEAGES = 1_000
 KEPT_CONVERSATIONS = 10_000
 
 
@@ -106,7 +105,7 @@ class SettledReads(ABC):
         """Queued and placed submissions this session has seen, as of the staged commits."""
         self._open_observers: dict[Observer[Any], None] = {}
         self._sources: dict[Source[Any], None] = {}
-        self._lineages: OrderedDict[int, tuple[Segment, ...]] = OrderedDict()
+        self._lineages = history.Lineages()
         self._known_conversations: OrderedDict[int, ConversationRecord] = OrderedDict()
         self._old_tasks: set[int] = set()
         """Tasks that were live at open: their documents are not known from memory."""
@@ -174,7 +173,7 @@ class SettledReads(ABC):
         self.staged.deleted.difference_update(ids)
         for id in ids:
             self._known_conversations.pop(id, None)
-            self._lineages.pop(id, None)
+            self._lineages.forget(id)
 
     async def find_conversation(self, id: int) -> ConversationRecord | None:
         found = self.staged.conversations.get(id) or self._known_conversations.get(id)
@@ -224,7 +223,6 @@ class SettledReads(ABC):
         """Whose entries a conversation shows. Raises NotFound."""
         known = self._lineages.get(conversation_id)
         if known is not None:
-            self._lineages.move_to_end(conversation_id)
             return known
         record = self.staged.conversations.get(conversation_id) if staged else None
         if record is not None:
@@ -241,7 +239,7 @@ class SettledReads(ABC):
                 return segments
         if not segments:
             raise NotFound(f"there is no conversation {conversation_id}")
-        remember(self._lineages, conversation_id, segments, KEPT_LINEAGES)
+        self._lineages.keep(conversation_id, segments)
         return segments
 
     async def entries(
