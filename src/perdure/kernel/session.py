@@ -18,6 +18,7 @@ from typing import TypeVar
 from typing_extensions import override
 
 from perdure.kernel.clock import Clock, Entropy, SystemClock, SystemEntropy
+from perdure.kernel.contents import Contents
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.documents import (
     DocState,
@@ -109,6 +110,8 @@ class Session(SettledReads):
         self.clock = clock
         self.entropy = entropy
         self.next_id = info.next_id
+        self.contents = Contents(self)
+        """Bytes by their SHA-256, beside the records."""
         self.derivations: list[Derivation] = []
         self.close_report: CloseReport | None = None
         self._on_report = on_report
@@ -416,6 +419,7 @@ class Session(SettledReads):
                 self.live.staged.pop(task.id, None)
         staged.replies.update(reply.mail_id for reply in batch.replies)
         staged.deleted.update(batch.deleted)
+        self.contents.staged(batch)
         for loaded, state in states:
             loaded.staged = state
             if loaded.address.scope == "task" and state.record is not None:
@@ -469,6 +473,7 @@ class Session(SettledReads):
         for loaded, state in commit.states:
             loaded.settled = state
             self.documents.use(loaded)
+        self.contents.settled(batch)
         if batch.deleted:
             self._forget_conversations(batch.deleted)
 

@@ -31,6 +31,15 @@ FORMAT_VERSION = 1
 MAX_SCAN = 1000
 """The most records one scan returns; more are read page by page."""
 
+MAX_CONTENT_BYTES = 1 << 20
+"""Of one content: a file is kept in chunks of this size."""
+
+MAX_DIGESTS = 10_000
+"""Contents that one call asks for."""
+
+MAX_CONTENTS = 64
+"""Contents that one call reads."""
+
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a store says of itself once it is open."""
@@ -75,6 +84,24 @@ class MailReply(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes that are kept by their SHA-256 (rules K200 to K206). Who makes one has checked that they go together."""
+
+    digest: str
+    """64 hexadecimal digits, in small letters."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredContent:
+    """What a scan says of a content."""
+
+    digest: str
+    size: int
+    """Bytes, as they were given; what a backend makes of them may take less."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One commit: all of it is stored, or nothing."""
 
@@ -92,10 +119,20 @@ class Batch:
     documents: Sequence[DocumentWrite] = ()
     replies: Sequence[MailReply] = ()
     progress: bool = False
-    """Its only writes are throttled progress: it may be acknowledged before it is flushed."""
+    """Its only writes are throttled progress, or pins and what is reclaimed: it may be acknowledged before it is
+    flushed."""
     deleted: Sequence[int] = ()
     """Conversations that are gone once it is stored, after all else it writes, with everything in them but what forks
     show (rules K192 and K196). Nothing in them is live, and ``documents`` retires what lives in them."""
+    contents: Sequence[Content] = ()
+    """Those that are stored already are left as they are."""
+    pins: Sequence[tuple[int, str]] = ()
+    """A pin and the digest of what it holds from now on, which is stored, or in ``contents``; twice is once."""
+    unpinned: Sequence[int] = ()
+    """Pins that hold nothing any more, after ``pins``."""
+    reclaimed: Sequence[str] = ()
+    """Digests of contents that go, after all of the above, unless a pin holds them; others than are stored are
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +171,8 @@ class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
     submissions: int
     tasks: int
     documents: int
+    contents: int
+    """As they were given, before anything made them smaller."""
 
 
 class Anything:
@@ -246,6 +285,25 @@ class Storage(Protocol):
 
     async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
         """What lives at an address after commit ``at`` (None: now). A past commit is exact for rewindable documents."""
+        ...
+
+    async def has_contents(self, digests: Sequence[str]) -> set[str]:
+        """Which of these contents are stored; at most ``MAX_DIGESTS`` are asked for."""
+        ...
+
+    async def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
+        """Those of these contents that are stored, by digest; at most ``MAX_CONTENTS`` are asked for.
+
+        Raises StorageCorrupt for one whose bytes are not what its digest says.
+        """
+        ...
+
+    async def content_scan(self, *, pinned: bool, after: str = "", limit: int = MAX_SCAN) -> list[StoredContent]:
+        """Contents with a digest > ``after``, in order: those that a pin holds, or those that none does."""
+        ...
+
+    async def content_pins(self, *, after: int = 0, limit: int = MAX_SCAN) -> list[int]:
+        """Pins > ``after`` that hold something, in order."""
         ...
 
     async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:

@@ -46,7 +46,7 @@ from perdure.kernel.records import (
     to_raw,
 )
 from perdure.kernel.storage import Batch, DocumentWrite, MailReply
-from perdure.kernel.transaction_deletion import TransactionDeletion
+from perdure.kernel.transaction_contents import TransactionContents
 
 if TYPE_CHECKING:
     from perdure.kernel.session import Session, Settlement
@@ -82,7 +82,7 @@ class Unset:
 UNSET = Unset()
 
 
-class Transaction(TransactionDeletion):
+class Transaction(TransactionContents):
     """A block on the mutation line. Made by ``session.commit()``; usable only inside its block."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Transaction(TransactionDeletion):
         self.context = context
         self.progress = False
         """Set by code whose only writes are throttled progress in documents: the commit may be acknowledged before it
-        is flushed (rule K152), unless a derivation adds records to it."""
+        is flushed (rule K152), unless a derivation adds records to it. Pins need no flush either (rule K206)."""
         self.default_owner: int | None = None
         self.line_timer: asyncio.TimerHandle | None = None
         """Reports the block if it holds the line for too long (rule K58)."""
@@ -454,9 +454,18 @@ class Transaction(TransactionDeletion):
     def _stage(self) -> None:
         changes, states, writes = self._document_writes()
         records = any(
-            (self._conversations, self._entries, self._tasks, self._submissions, self._replies, self._deleted)
+            (
+                self._conversations,
+                self._entries,
+                self._tasks,
+                self._submissions,
+                self._replies,
+                self._deleted,
+                self._contents,
+            )
         )
-        if not writes and not records:
+        others = any((self._pins, self._unpinned, self._reclaimed))
+        if not (writes or records or others):
             return
         for change in changes:
             record = change.record
@@ -477,8 +486,12 @@ class Transaction(TransactionDeletion):
             tasks=list(self._tasks.values()),
             documents=writes,
             replies=list(self._replies.values()),
-            progress=self.progress and not records,
+            progress=not records and (self.progress or not writes),
             deleted=sorted(self._deleted),
+            contents=list(self._contents.values()),
+            pins=list(self._pins),
+            unpinned=list(self._unpinned),
+            reclaimed=list(self._reclaimed),
         )
         values = self.context.values if self.context is not None else None
         self._settled = session.stage(batch, changes, states, values)

@@ -12,6 +12,7 @@ from itertools import chain, islice
 
 import msgspec
 
+from perdure.kernel.contents import check_digests, digest_of
 from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
@@ -26,6 +27,8 @@ from perdure.kernel.records import (
 from perdure.kernel.storage import (
     ANY,
     FORMAT_VERSION,
+    MAX_CONTENTS,
+    MAX_DIGESTS,
     MAX_SCAN,
     Anything,
     Batch,
@@ -35,6 +38,7 @@ from perdure.kernel.storage import (
     Order,
     Segment,
     SizeReport,
+    StoredContent,
     StoredDocument,
     StoreInfo,
 )
@@ -96,6 +100,8 @@ class Contents:
     mail: dict[int, Mail] = field(default_factory=dict[int, Mail])
     replies: dict[int, MailReply] = field(default_factory=dict[int, MailReply])
     last_mail: int = 0
+    contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    pins: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
 
     def copy(self) -> Contents:
         return Contents(
@@ -118,6 +124,8 @@ class Contents:
             dict(self.mail),
             dict(self.replies),
             self.last_mail,
+            dict(self.contents),
+            {pin: set(digests) for pin, digests in self.pins.items()},
         )
 
     # --- one commit ----------------------------------------------------------------------------------------
@@ -155,6 +163,9 @@ class Contents:
         ids = [r.mail_id for r in batch.replies]
         if len(set(ids)) < len(ids) or any(id not in self.mail or id in self.replies for id in ids):
             return "a request is answered that is not there or has its answer"
+        new = {content.digest for content in batch.contents}
+        if any(digest not in new and digest not in self.contents for _, digest in batch.pins):
+            return "a content is pinned that is not stored"
         return deletion_refused(self, batch)
 
     def apply(self, batch: Batch) -> None:
@@ -178,6 +189,14 @@ class Contents:
             self.replies[reply.mail_id] = reply
         for id in list(self.replies)[:-KEPT_ANSWERS]:
             del self.replies[id], self.mail[id]
+        for content in batch.contents:
+            self.contents.setdefault(content.digest, content.data)
+        for pin, digest in batch.pins:
+            self.pins.setdefault(pin, set()).add(digest)
+        for pin in batch.unpinned:
+            self.pins.pop(pin, None)
+        for digest in set(batch.reclaimed) - self.pinned() if batch.reclaimed else ():
+            self.contents.pop(digest, None)
         if batch.deleted:
             delete(MemoryShelf(self), batch.deleted)
         self.seq = batch.seq
@@ -200,6 +219,9 @@ class Contents:
             document.deltas.append((seq, write.ops))
 
     # --- reads ---------------------------------------------------------------------------------------------
+
+    def pinned(self) -> set[str]:
+        return set[str]().union(*self.pins.values())
 
     def alive(self, address: Address, at: int | None = None) -> StoredHistory | None:
         for id in reversed(self.at_address.get(address, ())):
@@ -450,6 +472,28 @@ class MemoryStorage:
         deltas = [ops for where, ops in document.deltas if where > seq and (at is None or where <= at)]
         return StoredDocument(as_of(document.record, at), version, base, deltas)
 
+    # --- contents --------------------------------------------------------------------------------------------
+
+    async def has_contents(self, digests: Sequence[str]) -> set[str]:
+        stored = self._read().contents
+        return {digest for digest in check_digests(digests, most=MAX_DIGESTS) if digest in stored}
+
+    async def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
+        stored = self._read().contents
+        return {digest: stored[digest] for digest in check_digests(digests, most=MAX_CONTENTS) if digest in stored}
+
+    async def content_scan(self, *, pinned: bool, after: str = "", limit: int = MAX_SCAN) -> list[StoredContent]:
+        contents = self._read()
+        check_limit(limit)
+        held = contents.pinned()
+        found = (digest for digest in contents.contents if digest > after and (digest in held) == pinned)
+        return [StoredContent(digest, len(contents.contents[digest])) for digest in nsmallest(limit, found)]
+
+    async def content_pins(self, *, after: int = 0, limit: int = MAX_SCAN) -> list[int]:
+        contents = self._read()
+        check_limit(limit)
+        return nsmallest(limit, (pin for pin in contents.pins if pin > after))
+
     # --- mailbox -------------------------------------------------------------------------------------------
 
     async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
@@ -489,7 +533,9 @@ class MemoryStorage:
     async def check(self) -> list[str]:
         contents = self._read()
         ids = chain(contents.conversations, contents.entries, contents.submissions, contents.tasks, contents.documents)
-        return [f"record {id} is not below the next id {contents.next_id}" for id in ids if id >= contents.next_id]
+        found = [f"record {id} is not below the next id {contents.next_id}" for id in ids if id >= contents.next_id]
+        wrong = (digest for digest, data in contents.contents.items() if digest_of(data) != digest)
+        return found + [f"content {digest} is not what its digest says" for digest in wrong]
 
     async def size(self) -> SizeReport:
         contents = self._read()
@@ -501,9 +547,10 @@ class MemoryStorage:
             for d in contents.documents.values()
         )
         return SizeReport(
-            total=entries + submissions + tasks + documents,
+            total=entries + submissions + tasks + documents + sum(map(len, contents.contents.values())),
             entries=entries,
             submissions=submissions,
             tasks=tasks,
             documents=documents,
+            contents=sum(map(len, contents.contents.values())),
         )

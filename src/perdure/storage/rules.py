@@ -9,7 +9,7 @@ import msgspec
 from perdure.kernel.errors import InvalidRead, NotFound, StorageError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import ROOT_CONVERSATION, DocumentRecord, to_raw
-from perdure.kernel.storage import MAX_SCAN, Batch, Order, Segment
+from perdure.kernel.storage import MAX_CONTENT_BYTES, MAX_SCAN, Batch, Order, Segment
 
 FIRST_ID = ROOT_CONVERSATION + 1
 """The next id of a new store: the root's is given away already (rule K24)."""
@@ -47,6 +47,9 @@ def check_batch(batch: Batch, *, seq: int, next_id: int) -> None:
         _check_document(batch.seq, write.record, base=write.base is not None, ops=write.ops is not None)
         if write.record.created_seq == batch.seq:
             fresh.append(write.record.id)
+    for content in batch.contents:
+        if len(content.data) > MAX_CONTENT_BYTES:
+            raise StorageError(f"commit {batch.seq}: content {content.digest} has {len(content.data)} bytes")
     for id in fresh:
         if not next_id <= id < batch.next_id:
             raise StorageError(

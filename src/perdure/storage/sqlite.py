@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import apsw
 from msgspec import structs
 
+from perdure.kernel.contents import check_digests
 from perdure.kernel.errors import StorageBusy, StorageError
 from perdure.kernel.records import (
     Address,
@@ -30,6 +31,8 @@ from perdure.kernel.records import (
 )
 from perdure.kernel.storage import (
     ANY,
+    MAX_CONTENTS,
+    MAX_DIGESTS,
     MAX_SCAN,
     Anything,
     Batch,
@@ -37,6 +40,7 @@ from perdure.kernel.storage import (
     Order,
     Segment,
     SizeReport,
+    StoredContent,
     StoredDocument,
     StoreInfo,
 )
@@ -274,6 +278,24 @@ class SqliteStorage:
 
     async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
         return await self._read(lambda reader: reader.document(address, at))
+
+    # --- contents --------------------------------------------------------------------------------------------
+
+    async def has_contents(self, digests: Sequence[str]) -> set[str]:
+        asked = check_digests(digests, most=MAX_DIGESTS)
+        return await self._read(lambda reader: reader.has_contents(asked))
+
+    async def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
+        asked = check_digests(digests, most=MAX_CONTENTS)
+        return await self._read(lambda reader: reader.contents(asked))
+
+    async def content_scan(self, *, pinned: bool, after: str = "", limit: int = MAX_SCAN) -> list[StoredContent]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.content_scan(pinned, after, limit))
+
+    async def content_pins(self, *, after: int = 0, limit: int = MAX_SCAN) -> list[int]:
+        check_limit(limit)
+        return await self._read(lambda reader: reader.content_pins(after, limit))
 
     # --- mailbox ---------------------------------------------------------------------------------------------
 

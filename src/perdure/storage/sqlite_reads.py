@@ -21,7 +21,18 @@ from perdure.kernel.records import (
     SubmissionRecord,
     TaskRecord,
 )
-from perdure.kernel.storage import ANY, Anything, Mail, MailReply, Order, Segment, StoredDocument, StoreInfo
+from perdure.kernel.storage import (
+    ANY,
+    Anything,
+    Mail,
+    MailReply,
+    Order,
+    Segment,
+    StoredContent,
+    StoredDocument,
+    StoreInfo,
+)
+from perdure.storage import sqlite_contents
 from perdure.storage.rules import MAX_ID, as_of, lineage_of, no_history, no_mail, ranges
 from perdure.storage.sqlite_schema import Link, connect, explained, roll_back
 from perdure.storage.sqlite_writer import read_info
@@ -230,6 +241,24 @@ class Reader:
             deltas = [ops for (ops,) in self._rows(_DELTAS, (record.id, seq, upto))]
             return StoredDocument(as_of(record, at), int(version), base, deltas)
         raise no_history(record, at)
+
+    # --- contents --------------------------------------------------------------------------------------------
+
+    def has_contents(self, digests: Sequence[str]) -> set[str]:
+        assert self._link is not None, "reads go through run()"
+        return sqlite_contents.has(self._link, digests)
+
+    def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
+        assert self._link is not None, "reads go through run()"
+        return sqlite_contents.get(self._link, digests)
+
+    def content_scan(self, pinned: bool, after: str, limit: int) -> list[StoredContent]:
+        assert self._link is not None, "reads go through run()"
+        return sqlite_contents.scan(self._link, pinned, after, limit)
+
+    def content_pins(self, after: int, limit: int) -> list[int]:
+        assert self._link is not None, "reads go through run()"
+        return sqlite_contents.pins(self._link, after, limit)
 
     # --- mailbox ---------------------------------------------------------------------------------------------
 

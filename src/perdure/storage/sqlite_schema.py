@@ -18,6 +18,7 @@ import apsw
 
 from perdure.kernel.errors import StorageCorrupt, StorageError, StorageFormatError
 from perdure.kernel.storage import FORMAT_VERSION
+from perdure.storage.sqlite_contents import add_tables
 from perdure.storage.sqlite_header import APPLICATION_ID, check_format, guard, in_use
 
 BUSY_MS = 10_000
@@ -205,6 +206,7 @@ def build(link: apsw.Connection, *, log_id: str, next_id: int, now: int) -> None
     with link:
         link.execute(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}")
         link.execute(TABLES)
+        add_tables(link)
         link.execute("INSERT INTO meta VALUES (1, ?, ?, 0, '', 0, ?, ?)", (FORMAT_VERSION, log_id, next_id, now))
 
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 import apsw
 import msgspec
 
 from perdure.kernel.records import EntryRecord
 from perdure.kernel.storage import SizeReport
+from perdure.storage import sqlite_contents
 from perdure.storage.sqlite_rows import TABLES, row_of
 from perdure.storage.sqlite_schema import roll_back
 
@@ -61,6 +63,7 @@ def _check_records(link: apsw.Connection, found: list[str]) -> None:
             found.append(f"documents: a value of document {id} in commit {at} belongs to no document or no commit")
     sql = "SELECT id FROM documents d WHERE retired_seq IS NULL AND id NOT IN (SELECT document_id FROM bases) LIMIT 100"
     found += [f"documents: document {id} has no base" for (id,) in link.execute(sql)]
+    found += islice(sqlite_contents.check(link), _MOST_FINDINGS)
 
 
 def measure(link: apsw.Connection, path: str) -> SizeReport:
@@ -82,4 +85,5 @@ def measure(link: apsw.Connection, path: str) -> SizeReport:
         submissions=total("submissions"),
         tasks=total("tasks"),
         documents=total("documents") + total("bases", "value") + total("deltas", "ops"),
+        contents=sqlite_contents.measure(link),
     )

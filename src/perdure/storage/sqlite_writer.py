@@ -21,6 +21,7 @@ from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
 from perdure.kernel.storage import Batch, StoreInfo
 from perdure.storage.deletion import delete
 from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
+from perdure.storage.sqlite_contents import add_tables, change_of
 from perdure.storage.sqlite_deletion import SqliteShelf
 from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
 from perdure.storage.sqlite_schema import BUSY_MS, Link, explained, roll_back
@@ -72,7 +73,19 @@ _encode = msgspec.json.Encoder().encode
 class _Commit:
     """One batch, encoded: the rows of each table in the order of ``_INSERTS``."""
 
-    __slots__ = ("at", "deleted", "future", "next_id", "progress", "reclaim", "replies", "seq", "size", "tables")
+    __slots__ = (
+        "at",
+        "contents",
+        "deleted",
+        "future",
+        "next_id",
+        "progress",
+        "reclaim",
+        "replies",
+        "seq",
+        "size",
+        "tables",
+    )
 
     def __init__(self, batch: Batch, future: asyncio.Future[None]) -> None:
         self.seq = batch.seq
@@ -80,6 +93,7 @@ class _Commit:
         self.next_id = batch.next_id
         self.progress = batch.progress
         self.deleted = batch.deleted
+        self.contents = change_of(batch)
         self.future = future
         documents: list[Row] = []
         bases: list[Row] = []
@@ -109,6 +123,8 @@ class _Commit:
             deltas,
         )
         self.size = sum(len(cast(bytes, row[-1])) for table in self.tables for row in table)
+        if self.contents is not None:
+            self.size += self.contents.size
 
 
 def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> StoreInfo:
@@ -125,6 +141,7 @@ def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> Sto
         if mine <= stored.epoch:
             raise StaleEpochError(mine=mine, my_writer=writer, stored=stored.epoch, stored_writer=stored.writer)
         cursor.execute("UPDATE meta SET epoch = ?, writer = ?", (mine, writer))
+        add_tables(link)
         cursor.execute("COMMIT")
     except BaseException:
         roll_back(link)
@@ -302,6 +319,9 @@ class Writer:
                 if link.total_changes() - before != len(replies):
                     raise StorageError(f"{self._path}: a request is answered that is not there or has its answer")
                 cursor.execute(_FORGET, (KEPT_ANSWERS,))
+            for commit in group:
+                if commit.contents is not None:
+                    commit.contents.apply(cursor, self._path)
             if last.deleted:
                 delete(SqliteShelf(cursor, self._path), last.deleted)
             cursor.execute("COMMIT")

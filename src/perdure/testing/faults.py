@@ -36,6 +36,7 @@ from perdure.kernel.storage import (
     Segment,
     SizeReport,
     Storage,
+    StoredContent,
     StoredDocument,
     StoreInfo,
 )
@@ -324,6 +325,18 @@ class FaultyStorage:
 
     async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
         return await self._reading(self.inner.document(address, at=at))
+
+    async def has_contents(self, digests: Sequence[str]) -> set[str]:
+        return await self._reading(self.inner.has_contents(digests))
+
+    async def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
+        return await self._reading(self.inner.contents(digests))
+
+    async def content_scan(self, *, pinned: bool, after: str = "", limit: int = MAX_SCAN) -> list[StoredContent]:
+        return await self._reading(self.inner.content_scan(pinned=pinned, after=after, limit=limit))
+
+    async def content_pins(self, *, after: int = 0, limit: int = MAX_SCAN) -> list[int]:
+        return await self._reading(self.inner.content_pins(after=after, limit=limit))
 
     async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
         return await self._reading(self.inner.mail(after=after, limit=limit))

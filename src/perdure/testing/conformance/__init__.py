@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from perdure.testing.conformance import committing, deleting, documents, histories, mailbox, opening, scans
+from perdure.testing.conformance import committing, contents, deleting, documents, histories, mailbox, opening, scans
 from perdure.testing.conformance.subject import Line, Subject
 
 __all__ = ["CHECKS", "Check", "Line", "Subject"]
@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     *scans.CHECKS,
     *documents.CHECKS,
     *deleting.CHECKS,
+    *contents.CHECKS,
     *mailbox.CHECKS,
 )
 """Every check, in order."""

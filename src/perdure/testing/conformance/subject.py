@@ -21,6 +21,7 @@ from perdure.kernel.records import (
 )
 from perdure.kernel.storage import (
     Batch,
+    Content,
     DocumentWrite,
     MailReply,
     Storage,
@@ -87,6 +88,10 @@ class Line:
         replies: Sequence[MailReply] = (),
         progress: bool = False,
         deleted: Sequence[int] = (),
+        contents: Sequence[Content] = (),
+        pins: Sequence[tuple[int, str]] = (),
+        unpinned: Sequence[int] = (),
+        reclaimed: Sequence[str] = (),
     ) -> Batch:
         """The next batch; the number is spent even if it is never handed over."""
         self.seq += 1
@@ -103,6 +108,10 @@ class Line:
             replies=replies,
             progress=progress,
             deleted=deleted,
+            contents=contents,
+            pins=pins,
+            unpinned=unpinned,
+            reclaimed=reclaimed,
         )
 
     async def commit(self, batch: Batch) -> None:
