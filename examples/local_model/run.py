@@ -27,7 +27,7 @@ from job import EFFECTS, JOBS, UNSAFE, WINDOW
 from perdure.cli.demo.judge import answered, nothing_left, one_each, well_formed
 from perdure.cli.demo.parent import Agent, DemoFailed, Points, Story, live_through, plan_of
 from perdure.cli.demo.project import FILES
-from server import ServerFailed, serving
+from serving import ServerFailed, serving
 
 HERE: Final = Path(__file__).resolve().parent
 POINTS: Final[Points] = {
