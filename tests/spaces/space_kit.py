@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from perdure.spaced import SPACED
 from perdure.spaces.client import SpaceClient
@@ -23,6 +24,16 @@ from perdure.spaces.provider import SpaceAddress
 from perdure.spaces.wire import ExecKey
 
 TOKEN = "a-token-for-tests-0123456789"
+
+
+class Attempt(TypedDict):
+    call: int
+    attempt: int
+    nonce: str
+
+
+CALL: Attempt = {"call": 1, "attempt": 1, "nonce": "n1"}
+"""The attempt whose keys ``key`` gives."""
 
 
 def key(ordinal: int = 1, *, call: int = 1, attempt: int = 1, nonce: str = "n1") -> ExecKey:

@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.spaces import frames, wire
 from perdure.spaces.errors import (
+    NobodyListens,
     SpaceConnectionLost,
     SpaceRequestInvalid,
     SpaceTooLarge,
@@ -72,7 +73,7 @@ class Connection:
     async def open(cls, address: str, token: str, *, patience_s: float) -> Connection:
         """Connect and say hello, trying again for ``patience_s`` while nobody listens or too many are connected.
 
-        Raises SpaceUnavailable, SpaceUnauthorized.
+        Raises SpaceUnavailable; NobodyListens and SpaceUnauthorized are kinds of it.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience_s
@@ -80,11 +81,9 @@ class Connection:
         while True:
             try:
                 return await cls._open_once(address, token)
-            except SpaceUnauthorized:
-                raise
-            except SpaceUnavailable as error:
-                if clock() + pause > deadline or not isinstance(error, _Transient):
-                    raise SpaceUnavailable(str(error)) from error
+            except (NobodyListens, _Transient):
+                if clock() + pause > deadline:
+                    raise
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.25)
 
@@ -105,7 +104,7 @@ class Connection:
                 f"the Space at {address} did not answer within {HELLO_S:g} s; if its daemon hangs, restart it"
             ) from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            raise _Transient(f"no daemon listens at {address}; open the Space again through its provider") from error
+            raise NobodyListens(f"no daemon listens at {address}; open the Space again through its provider") from error
         except OSError as error:
             raise _Transient(f"the Space at {address} cannot be reached: {error.strerror or error}") from error
 

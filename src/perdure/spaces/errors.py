@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from perdure.harness.environment import EnvironmentUnusable, ProcessesRemain
+from perdure.harness.environment import EnvironmentLost, EnvironmentUnusable, ProcessesRemain
 from perdure.kernel.errors import PerdureError
 
 
@@ -22,6 +22,10 @@ class SpaceError(PerdureError):
 
 class SpaceUnavailable(SpaceError, EnvironmentUnusable):
     """There is no daemon to talk to, or it is not the one that was meant; nothing was asked of it."""
+
+
+class NobodyListens(SpaceUnavailable):
+    """No daemon listens there: none runs, or not any more."""
 
 
 class SpaceUnauthorized(SpaceUnavailable):
@@ -49,7 +53,7 @@ LostReason: TypeAlias = Literal[
 ]
 
 
-class SpaceConnectionLost(SpaceError, EnvironmentUnusable):
+class SpaceConnectionLost(SpaceError, EnvironmentLost):
     """The driver does not have the Space, or cannot know what became of its request: advance again and recover
     from the log, or halt. Never a tool's result."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from perdure.spaces.wire import Containment
+
+if TYPE_CHECKING:
+    from perdure.spaces.space import Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,26 +23,30 @@ class SpaceAddress:
     """``unix:/PATH`` or ``tcp:HOST:PORT``."""
     token: str = field(repr=False)
     containment: Containment
-    """What its daemon can do about processes: "none" is best effort."""
+    """What its daemon can do about processes: "none" is best effort (rule S111)."""
+
+    def contained(self, containment: Containment) -> SpaceAddress:
+        return replace(self, containment=containment)
 
 
 class SpaceProvider(Protocol):
-    """Makes, finds and deletes Spaces. Every method may be called by several processes at once."""
+    """Makes, finds and deletes Spaces. Several processes may do so at once (rules S110, S112)."""
 
-    async def open(self, name: str) -> SpaceAddress:
-        """The Space of this name, made if there is none or it was lost (then under a higher generation), with its
-        daemon running. Raises SpaceUnavailable."""
+    async def open(self, name: str) -> Space:
+        """The Space of this name with its daemon running, made if there is none or it was lost, then under a higher
+        generation. Raises SpaceUnavailable."""
         ...
 
-    async def find(self, name: str) -> SpaceAddress | None:
-        """As ``open``, but None where there is none or it was lost; nothing is made."""
+    async def find(self, name: str) -> Space | None:
+        """As ``open``, but None where there is none or it was lost: nothing is made."""
         ...
 
-    async def restart(self, name: str) -> SpaceAddress:
-        """End a daemon that hangs, if there is one, and start another. What its commands do goes on meanwhile.
-        Raises SpaceUnavailable, also if there is no such Space."""
+    async def restart(self, name: str) -> Space:
+        """End the daemon, which may hang, and start another; commands run on meanwhile. Raises SpaceUnavailable, also
+        if there is no such Space."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Kill everything that lives in the Space, then remove it. Nothing happens if there is none."""
+        """Kill everything that lives in the Space, then remove it; the next of this name has a higher generation.
+        Nothing happens if there is none."""
         ...

@@ -21,7 +21,7 @@ CHUNK_BYTES = 1024 * 1024
 MAX_WAIT_MS = 30_000
 """The longest wait of one request."""
 
-WirePath: TypeAlias = "str | dict[str, str]"
+WirePath: TypeAlias = str | dict[str, str]
 """A path in JSON: a string, or ``{"b64": ...}`` where it is not UTF-8. Strict JSON, fit for the log."""
 
 

@@ -55,7 +55,7 @@ async def run(spec: CommandSpec, spills: Spills, threads: Threads, files: Thread
     Raises CommandNotStarted; ProcessesRemain, in place of the cancellation too; and what ``on_output``
     raises.
     """
-    command = _Command(spec, threads, _Output(spills, files, spec.on_output))
+    command = _Command(spec, threads, CommandOutput(spills, files, spec.on_output))
     # In a task of its own, because ending the processes takes several steps that no cancellation may cut off.
     task = asyncio.create_task(command.supervise())
     cancelled: asyncio.CancelledError | None = None
@@ -120,7 +120,7 @@ def _send_all(found: list[Process], *signals: signal.Signals) -> set[Process]:
 
 
 @dataclass(slots=True)
-class _Output:
+class CommandOutput:
     """What came out of the pipe: counted, handed on, the end of it in memory, a large one in a file."""
 
     spills: Spills
@@ -158,7 +158,7 @@ class _Output:
 
 
 class _Command:
-    def __init__(self, spec: CommandSpec, threads: Threads, output: _Output) -> None:
+    def __init__(self, spec: CommandSpec, threads: Threads, output: CommandOutput) -> None:
         self._spec = spec
         self._threads = threads
         self._output = output

@@ -1,0 +1,349 @@
+"""A Space's files and commands as one attempt of one call uses them.
+
+Everything goes through the daemon, under the driver's admission. What says that the driver no longer has the Space,
+that the call was undone, or that nobody can know what a request did, is SpaceConnectionLost or StaleEpochError:
+never FileError, CommandNotStarted or a result, which a tool would show to the model (rule S120).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+from perdure.harness.environment import (
+    CallScope,
+    CommandNotStarted,
+    ExecResult,
+    ExecutionEnvironment,
+    FileError,
+    FileKind,
+    FileStat,
+    FileTooLarge,
+    Listing,
+    OpenCall,
+    PathEscapes,
+)
+from perdure.kernel.errors import StaleEpochError
+from perdure.spaces import frames, wire
+from perdure.spaces.client import SpaceClient
+from perdure.spaces.errors import (
+    ContentMissing,
+    KeyBelowFloor,
+    KeyConflict,
+    KeyVoid,
+    LostReason,
+    NoImage,
+    Restoring,
+    SpaceBusy,
+    SpaceConnectionLost,
+    SpaceError,
+    SpaceFault,
+    SpaceFull,
+    SpaceRefused,
+    SpaceRequestInvalid,
+    SpaceTooLarge,
+)
+from perdure.spaces.outputs import Outputs
+from perdure.spaces.wire import Command, ExecKey, FileInfo
+from perdure.tools.command import INLINE_OUTPUT, CommandOutput
+from perdure.tools.workspace import MAX_READ
+
+MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+BASH_OR_SH = ("/bin/sh", "-c", 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; fi; exec sh -c "$1"', "sh")
+"""Runs a command string in bash where the Space has one, else in sh. The same words on every machine: a command that
+is adopted must be the one that was started."""
+_OUTPUT_CHUNK = 1024 * 1024
+_MOST_LISTED = 10_000
+
+_LOST: dict[type[SpaceRefused], LostReason] = {
+    KeyVoid: "void",
+    KeyBelowFloor: "below_floor",
+    KeyConflict: "conflict",
+    NoImage: "no_image",
+    Restoring: "restoring",
+    ContentMissing: "restoring",
+    SpaceFault: "unknown",
+}
+
+
+class CallOver(SpaceError):
+    """The attempt this environment belongs to has ended."""
+
+
+def _never() -> bool:
+    return False
+
+
+class SpaceEnvironment:
+    """Files and commands of the Space that ``client`` has, for one attempt of one call.
+
+    ``nonce``: the attempt's, as its intent stores it. Its commands get the ordinals 1, 2, ... in the order of
+    ``exec``, so that an attempt that runs again is answered from the ledger (rule S122). ``shell``: what runs command
+    strings. ``leaves_running``: asked when ``exec`` is cancelled; True: the command runs on, for the next driver.
+    """
+
+    def __init__(
+        self,
+        client: SpaceClient,
+        *,
+        call: int,
+        attempt: int,
+        nonce: str,
+        outputs: Outputs | None = None,
+        shell: Sequence[str] = BASH_OR_SH,
+        leaves_running: Callable[[], bool] = _never,
+    ) -> None:
+        self._client = client
+        self._call = call
+        self._attempt = attempt
+        self._nonce = nonce
+        self._outputs = outputs or Outputs(client.address.name)
+        self._shell = tuple(shell)
+        self._leaves_running = leaves_running
+        self._started = 0
+        self._over = False
+
+    @property
+    def cwd(self) -> str:
+        return self._client.seen.workspace
+
+    @property
+    def scope(self) -> CallScope | None:
+        return None
+
+    def for_call(self, call: OpenCall) -> ExecutionEnvironment:
+        """Itself: a nested call is part of the call this was made for."""
+        return self
+
+    @property
+    def commands(self) -> tuple[ExecKey, ...]:
+        """The keys given out so far."""
+        return tuple(self._key(ordinal) for ordinal in range(1, self._started + 1))
+
+    def close(self) -> None:
+        """The attempt has ended: from now on operations raise CallOver (rule S123)."""
+        self._over = True
+
+    # --- files
+
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        if offset < 0 or (length is not None and length < 0):
+            raise ValueError(f"a range begins at 0 or later and is not negative: {offset}, {length}")
+        inside = self._below(path)
+        if inside is None:
+            kept = await self._outputs.read(path, offset, length)
+            if kept is None:
+                raise self._escapes(path)
+            return kept
+        with self._asking(path):
+            most = frames.BODY_BYTES
+            read, data = await self._client.read(
+                inside, offset=offset, length=most if length is None else min(length, most)
+            )
+            left = max(0, read.size - offset)
+            wanted = left if length is None else min(length, left)
+            if wanted > MAX_READ:
+                raise FileTooLarge(path, f"{wanted} bytes are more than the {MAX_READ} one read takes; read a range")
+            parts = [data]
+            got = len(data)
+            while data and got < wanted:
+                _, data = await self._client.read(inside, offset=offset + got, length=min(wanted - got, most))
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
+        inside = self._inside(path)
+        with self._asking(path):
+            content: bytes | list[str] = data
+            if len(data) > frames.BODY_BYTES:
+                size = wire.CHUNK_BYTES
+                content = [await self._client.put(data[at : at + size]) for at in range(0, len(data), size)]
+            await self._client.write(
+                inside,
+                content,
+                call=self._call,
+                attempt=self._attempt,
+                nonce=self._nonce,
+                mode=mode,
+                expect=expect,
+            )
+
+    async def stat(self, path: str) -> FileStat | None:
+        inside = self._below(path)
+        if inside is None:
+            kept = await self._outputs.stat(path)
+            if kept is None:
+                raise self._escapes(path)
+            return kept
+        with self._asking(path):
+            found = await self._client.stat(inside)
+        return None if found is None else self._file_stat(found)
+
+    async def list_dir(self, path: str, *, limit: int = _MOST_LISTED) -> Listing:
+        if limit < 1:
+            raise ValueError(f"a listing's limit is at least 1, not {limit}")
+        inside = self._inside(path)
+        with self._asking(path):
+            found = await self._client.list_dir(inside, limit=min(limit, _MOST_LISTED))
+        entries = sorted(map(self._file_stat, found.entries), key=lambda entry: entry.name)
+        return Listing(entries=tuple(entries), more=found.more)
+
+    async def remove(self, path: str) -> None:
+        inside = self._inside(path)
+        with self._asking(path):
+            await self._client.remove(inside, call=self._call, attempt=self._attempt, nonce=self._nonce)
+
+    # --- commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        """As ExecutionEnvironment says, but for what a command leaves running: that runs on (rule S121)."""
+        argv = [*self._shell, command] if isinstance(command, str) else list(command)
+        if not argv:
+            raise ValueError("a command names at least its program")
+        if timeout_ms is not None and not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
+            raise ValueError(f"a time-out is 1 ms to 7 days, not {timeout_ms} ms")
+        directory = "" if cwd is None else self._inside(cwd)
+        with self._asking(cwd or "."):
+            self._started += 1
+            key = self._key(self._started)
+            output = self._outputs.begin(on_output)
+            try:
+                ended = await self._run(key, argv, directory, env or {}, timeout_ms, output)
+            except (SpaceError, StaleEpochError, CommandNotStarted):
+                raise  # There is nothing to stop, or nobody who could.
+            except asyncio.CancelledError as cancelled:
+                if not self._leaves_running():
+                    await self._stop(key, cancelled)
+                raise
+            except BaseException:
+                await self._stop(key, None)
+                raise
+            finally:
+                await output.close()
+        return _result(ended, output)
+
+    async def _run(
+        self,
+        key: ExecKey,
+        argv: list[str],
+        cwd: str,
+        env: Mapping[str, str],
+        timeout_ms: int | None,
+        output: CommandOutput,
+    ) -> Command:
+        """Start it, or find it started, and take its output until it has ended."""
+        program = shlex.quote(argv[0])
+        try:
+            command, data = await self._client.start(
+                key, argv=argv, cwd=cwd, env=env, timeout_ms=timeout_ms, wait_ms=wire.MAX_WAIT_MS, length=_OUTPUT_CHUNK
+            )
+        except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
+            raise CommandNotStarted(f"{program} could not be started: {error}") from error
+        while True:
+            if command.state not in ("running", "exited"):
+                raise SpaceConnectionLost(_reason(command), f"command {key.ordinal} of the call is {command.state}")
+            running = command.state == "running"
+            if not running:
+                # What it left may go on writing; that is no longer its output.
+                data = data[: max(0, command.output_size - output.size)]
+            if data:
+                await output.take(data)
+            if not running and (not data or output.size >= command.output_size):
+                break
+            command, data = await self._client.wait(
+                key, wait_ms=wire.MAX_WAIT_MS if running else 0, offset=output.size, length=_OUTPUT_CHUNK
+            )
+        if command.cause == "not_started":
+            where = cwd or "."
+            raise CommandNotStarted(f"{program} could not be started in {where}: {command.reason or command.errno}")
+        return command
+
+    async def _stop(self, key: ExecKey, cancelled: BaseException | None) -> None:
+        """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S121)."""
+        task = asyncio.create_task(self._void_or_kill(key))
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            raise problem from cancelled
+
+    async def _void_or_kill(self, key: ExecKey) -> None:
+        # Its start may still be on its way; what is void never starts.
+        if (await self._client.void(key)).state not in ("void", "cut_off"):
+            await self._client.kill(key, "aborted")
+
+    # --- helpers
+
+    def _key(self, ordinal: int) -> ExecKey:
+        return ExecKey(call=self._call, attempt=self._attempt, nonce=self._nonce, ordinal=ordinal)
+
+    @contextlib.contextmanager
+    def _asking(self, path: str) -> Generator[None]:
+        """Refusals that mean that the call is not what it was are no results (rule S120)."""
+        if self._over:
+            raise CallOver("the call this environment belongs to has ended")
+        try:
+            yield
+        except SpaceFull as error:
+            raise FileError(path, "could not be written: the disk of the Space is full") from error
+        except SpaceRequestInvalid as error:
+            raise FileError(path, str(error)) from error
+        except SpaceRefused as error:
+            if (reason := _LOST.get(type(error))) is None:
+                raise
+            raise SpaceConnectionLost(reason, str(error)) from error
+
+    def _below(self, path: str) -> str | None:
+        """The path relative to the workspace; None: it is an absolute one to somewhere else."""
+        if not path.startswith("/"):
+            return path
+        root = self.cwd.rstrip("/") + "/"
+        path = "/" + path.lstrip("/")
+        return path[len(root) :] if (path + "/").startswith(root) else None
+
+    def _inside(self, path: str) -> str:
+        inside = self._below(path)
+        if inside is None:
+            raise self._escapes(path)
+        return inside
+
+    def _escapes(self, path: str) -> PathEscapes:
+        return PathEscapes(path, f"leads out of the workspace {self.cwd}; use a path inside it")
+
+    def _file_stat(self, info: FileInfo) -> FileStat:
+        kind: FileKind = "other"
+        if info.kind == "file" or info.kind == "directory" or info.kind == "symlink":
+            kind = info.kind
+        name = os.path.basename(self.cwd) if info.name in ("", ".") else str(info.name)
+        return FileStat(name=name, kind=kind, size=info.size, mode=info.mode, modified_at=info.modified_at)
+
+
+def _reason(command: Command) -> LostReason:
+    if command.state == "cut_off":
+        return "below_floor" if command.below_floor else "cut_off"
+    return "void" if command.state == "void" else "absent" if command.state == "absent" else "unknown"
+
+
+def _result(command: Command, output: CommandOutput) -> ExecResult:
+    return ExecResult(
+        exit_code=command.code,
+        signal=command.signal,
+        timed_out=command.cause == "timeout",
+        duration_ms=command.duration_ms,
+        output=bytes(output.recent if output.size <= INLINE_OUTPUT else output.recent[-INLINE_OUTPUT:]),
+        output_bytes=output.size,
+        output_path=output.spill.path if output.spill else None,
+        output_kept=output.spill.kept if output.spill else 0,
+    )
