@@ -2,7 +2,7 @@
 
 Everything goes through the daemon, under the driver's admission. What says that the driver no longer has the Space,
 that the call was undone, or that nobody can know what a request did, is SpaceConnectionLost or StaleEpochError:
-never FileError, CommandNotStarted or a result, which a tool would show to the model (rule S120).
+never FileError, CommandNotStarted or a result, which a tool would show to the model (rule S111).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SpaceEnvironment:
     """Files and commands of the Space that ``client`` has, for one attempt of one call.
 
     ``nonce``: the attempt's, as its intent stores it. Its commands get the ordinals 1, 2, ... in the order of
-    ``exec``, so that an attempt that runs again is answered from the ledger (rule S122). ``shell``: what runs command
+    ``exec``, so that an attempt that runs again is answered from the ledger (rule S113). ``shell``: what runs command
     strings. ``leaves_running``: asked when ``exec`` is cancelled; True: the command runs on, for the next driver.
     """
 
@@ -124,7 +124,7 @@ class SpaceEnvironment:
         return tuple(self._key(ordinal) for ordinal in range(1, self._started + 1))
 
     def close(self) -> None:
-        """The attempt has ended: from now on operations raise CallOver (rule S123)."""
+        """The attempt has ended: from now on operations raise CallOver (rule S114)."""
         self._over = True
 
     # --- files
@@ -208,7 +208,7 @@ class SpaceEnvironment:
         timeout_ms: int | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        """As ExecutionEnvironment says, but for what a command leaves running: that runs on (rule S121)."""
+        """As ExecutionEnvironment says, but for what a command leaves running: that runs on (rule S112)."""
         argv = [*self._shell, command] if isinstance(command, str) else list(command)
         if not argv:
             raise ValueError("a command names at least its program")
@@ -271,7 +271,7 @@ class SpaceEnvironment:
         return command
 
     async def _stop(self, key: ExecKey, cancelled: BaseException | None) -> None:
-        """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S121)."""
+        """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S112)."""
         task = asyncio.create_task(self._void_or_kill(key))
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -291,7 +291,7 @@ class SpaceEnvironment:
 
     @contextlib.contextmanager
     def _asking(self, path: str) -> Generator[None]:
-        """Refusals that mean that the call is not what it was are no results (rule S120)."""
+        """Refusals that mean that the call is not what it was are no results (rule S111)."""
         if self._over:
             raise CallOver("the call this environment belongs to has ended")
         try:

@@ -27,7 +27,7 @@ class LocalSpaces:
 
     No sandbox: commands are processes of this user and may do whatever this user may. What the daemon can do about
     their processes, ``Space.containment`` says: with a cgroup that this user may write it kills and freezes all of
-    them; without, it finds them by parent and by a tag in their environment, best effort (rule S111).
+    them; without, it finds them by parent and by a tag in their environment, best effort (rule S106).
 
     The daemon is started by ``open`` and ends with ``delete`` or the machine, not with this process. It, and so every
     command, has the environment it was started with: ``env``, or all of this process's as it is then, keys and
@@ -69,7 +69,7 @@ class LocalSpaces:
         testing_crash_points: bool = False,
     ) -> Space:
         """The Space whose workspace is this directory, which exists. Its state is kept beside it, in
-        ``.NAME.perdure``. Raises SpaceMisplaced (rule S113), SpaceUnavailable."""
+        ``.NAME.perdure``. Raises SpaceMisplaced (rule S108), SpaceUnavailable."""
         root = _real(workspace)
         spaces = cls(
             local_folder.beside(root),
@@ -95,7 +95,7 @@ class LocalSpaces:
 
         ``workspace``: a directory of the user's that the Space works in; None: one of its own, or the one it was made
         with. Raises SpaceUnavailable; SpaceMisplaced if the workspace overlaps another Space's or the place where
-        Spaces are kept (rule S113); ValueError for a name that is none.
+        Spaces are kept (rule S108); ValueError for a name that is none.
         """
         given = None if workspace is None else _real(workspace)
         if given is not None and not await self._known(name):
@@ -113,7 +113,7 @@ class LocalSpaces:
             return None if record is None else await self._running(folder, record)
 
     async def restart(self, name: str) -> Space:
-        """End the daemon, which may hang, and start another; commands run on meanwhile (rule S112)."""
+        """End the daemon, which may hang, and start another; commands run on meanwhile (rule S107)."""
         absent = SpaceUnavailable(f"there is no Space {name} in {self._directory}; open it to make one")
         if not await self._known(name):
             raise absent
@@ -153,7 +153,7 @@ class LocalSpaces:
 
     @asynccontextmanager
     async def _locked(self, name: str) -> AsyncGenerator[Folder]:
-        """Only one process at a time makes, starts or deletes a Space (rule S112)."""
+        """Only one process at a time makes, starts or deletes a Space (rule S107)."""
         folder = self._folder(name)
         await self._threads.call(local_folder.prepare_directory, self._directory)
         clock = asyncio.get_running_loop().time

@@ -46,7 +46,7 @@ class SpaceMisplaced(SpaceError, ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a Space beside its folder. It stays when the folder is lost or deleted (rule S110)."""
+    """What is known of a Space beside its folder. It stays when the folder is lost or deleted (rule S105)."""
 
     format: Literal[1] = 1
     name: str
@@ -137,7 +137,7 @@ class Folder:
         return record
 
     def make(self, record: Record, workspace: str | None) -> Record:
-        """A new generation (rule S110). What the lost one left running is killed first, what is left of its state is
+        """A new generation (rule S105). What the lost one left running is killed first, what is left of its state is
         moved aside, and its workspace, if it is still there, is kept."""
         if record.generation == 0 and os.path.isdir(self.path) and os.listdir(self.path):
             raise SpaceUnavailable(f"{self.path} holds something that is no Space; move it away or take another name")
@@ -249,7 +249,7 @@ def name_for(workspace: str) -> str:
 
 
 def check_place(folder: Folder, workspace: str) -> None:
-    """Refuse a workspace that overlaps the directory of Spaces or another Space (rule S113)."""
+    """Refuse a workspace that overlaps the directory of Spaces or another Space (rule S108)."""
     if not os.path.isdir(workspace):
         raise SpaceMisplaced(f"{workspace} is not a directory; make the workspace first")
     if _overlap(workspace, folder.directory):

@@ -23,14 +23,14 @@ class SpaceAddress:
     """``unix:/PATH`` or ``tcp:HOST:PORT``."""
     token: str = field(repr=False)
     containment: Containment
-    """What its daemon can do about processes: "none" is best effort (rule S111)."""
+    """What its daemon can do about processes: "none" is best effort (rule S106)."""
 
     def contained(self, containment: Containment) -> SpaceAddress:
         return replace(self, containment=containment)
 
 
 class SpaceProvider(Protocol):
-    """Makes, finds and deletes Spaces. Several processes may do so at once (rules S110, S112)."""
+    """Makes, finds and deletes Spaces. Several processes may do so at once (rules S105, S107)."""
 
     async def open(self, name: str) -> Space:
         """The Space of this name with its daemon running, made if there is none or it was lost, then under a higher

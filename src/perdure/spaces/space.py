@@ -27,7 +27,7 @@ class Space:
 
     @property
     def containment(self) -> Containment:
-        """What it can do about processes that try to get away: "none" is best effort (rule S111)."""
+        """What it can do about processes that try to get away: "none" is best effort (rule S106)."""
         return self.address.containment
 
     async def connect(self, *, limits: ClientLimits | None = None) -> SpaceClient:
