@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TypeVar
 
+from msgspec import structs
 from typing_extensions import override
 
 from perdure.kernel.clock import Clock, Entropy, SystemClock, SystemEntropy
@@ -453,6 +454,8 @@ class Session(SettledReads):
         batch = settled.batch
         assert settled.seq == self.seq + 1, "commits settle in order"
         self.seq = settled.seq
+        if batch.epoch is not None and batch.epoch > self.info.epoch:
+            self.info = structs.replace(self.info, epoch=batch.epoch)
         staged = self.staged
         for conversation in batch.conversations:
             _forget(staged.conversations, conversation)

@@ -130,6 +130,8 @@ class Batch:
     """A pin and the digest of what it holds from now on, which is stored, or in ``contents``; twice is once."""
     unpinned: Sequence[int] = ()
     """Pins that hold nothing any more, after ``pins``."""
+    epoch: int | None = None
+    """What the epoch of the fence is from this commit on, which is stored under the present one (rule K207)."""
     reclaimed: Sequence[str] = ()
     """Digests of contents that go, after all of the above, unless a pin holds them; others than are stored are
     nothing."""

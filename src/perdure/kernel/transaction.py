@@ -108,6 +108,7 @@ class Transaction(TransactionContents):
         self._first_id = 0
         """Ids from here on are this transaction's own."""
         self._replies: dict[int, MailReply] = {}
+        self._epoch: int | None = None
 
     # --- the block ---------------------------------------------------------------------------------------------
 
@@ -157,6 +158,14 @@ class Transaction(TransactionContents):
         self._release_documents()
 
     # --- writing -----------------------------------------------------------------------------------------------
+
+    def raise_epoch(self, epoch: int) -> None:
+        """With this commit the epoch of the fence is ``epoch`` (rule K207). Raises ValueError if that is no higher."""
+        self.check_open()
+        present = self._epoch or self.session.info.epoch
+        if epoch <= present:
+            raise ValueError(f"the epoch is {present} already; it only rises, so not to {epoch}")
+        self._epoch = epoch
 
     def new_id(self) -> int:
         """Mint an id. One of a rolled-back transaction is not used again while the store stays open."""
@@ -462,6 +471,7 @@ class Transaction(TransactionContents):
                 self._replies,
                 self._deleted,
                 self._contents,
+                self._epoch,
             )
         )
         others = any((self._pins, self._unpinned, self._reclaimed))
@@ -492,6 +502,7 @@ class Transaction(TransactionContents):
             pins=list(self._pins),
             unpinned=list(self._unpinned),
             reclaimed=list(self._reclaimed),
+            epoch=self._epoch,
         )
         values = self.context.values if self.context is not None else None
         self._settled = session.stage(batch, changes, states, values)

@@ -312,14 +312,14 @@ class MemoryStorage:
             raise StorageError("this MemoryStorage is open for reading only")
         future = loop.create_future()
         self._pending.append((batch, future))
-        loop.call_soon(self._settle, info)
+        loop.call_soon(self._settle)
         return future
 
-    def _settle(self, opening: StoreInfo) -> None:
+    def _settle(self) -> None:
         batch, future = self._pending.popleft()
         try:
             if self._failure is None:
-                self._store(batch, opening)
+                self._store(batch)
         except StorageError as error:
             self._failure = error
         if future.done():
@@ -330,8 +330,9 @@ class MemoryStorage:
             future.set_exception(self._failure)
             future.exception()  # the session that fails on the first one need not look at every later one
 
-    def _store(self, batch: Batch, opening: StoreInfo) -> None:
-        contents = self._contents
+    def _store(self, batch: Batch) -> None:
+        contents, opening = self._contents, self._info
+        assert opening is not None, "closing waits for what is pending"
         if (contents.epoch, contents.writer) != (opening.epoch, opening.writer):
             raise StaleEpochError(
                 mine=opening.epoch,
@@ -344,6 +345,9 @@ class MemoryStorage:
         if refusal is not None:
             raise StorageError(f"commit {batch.seq} was refused: {refusal}")
         contents.apply(batch)
+        if batch.epoch is not None and batch.epoch > opening.epoch:
+            contents.epoch = batch.epoch
+            self._info = msgspec.structs.replace(opening, epoch=batch.epoch)
 
     # --- reading -------------------------------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class _Commit:
         "at",
         "contents",
         "deleted",
+        "epoch",
         "future",
         "next_id",
         "progress",
@@ -93,6 +94,7 @@ class _Commit:
         self.next_id = batch.next_id
         self.progress = batch.progress
         self.deleted = batch.deleted
+        self.epoch = batch.epoch
         self.contents = change_of(batch)
         self.future = future
         documents: list[Row] = []
@@ -324,7 +326,12 @@ class Writer:
                     commit.contents.apply(cursor, self._path)
             if last.deleted:
                 delete(SqliteShelf(cursor, self._path), last.deleted)
+            epoch = max(mine.epoch, *(commit.epoch or 0 for commit in group))
+            if epoch != mine.epoch:
+                cursor.execute("UPDATE meta SET epoch = ? WHERE id = 1", (epoch,))
             cursor.execute("COMMIT")
+            if epoch != mine.epoch:
+                self._opening = msgspec.structs.replace(mine, epoch=epoch)
         except BaseException:
             roll_back(link)
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError
 from perdure.kernel.storage import FORMAT_VERSION, Batch, StoreInfo
 from perdure.testing.conformance.subject import Line, Subject, begun, refused
@@ -116,12 +118,28 @@ async def a_closed_store_refuses(subject: Subject) -> None:
     await again.storage.close()
 
 
+async def a_commit_may_raise_the_epoch(subject: Subject) -> None:
+    """Rule K207: it is stored under the present fence, and what comes later under the raised one."""
+    line = await begun(subject)
+    raised = line.info.epoch + 5
+    await line.commit(replace(line.batch(entries=[line.entry(1)]), epoch=raised))
+    # Never lowered, whatever a later commit says.
+    await line.commit(replace(line.batch(entries=[line.entry(1)]), epoch=raised - 1))
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    await line.storage.close()
+    again = await Line.open(subject)
+    assert again.info.epoch == raised + 1
+    await again.commit(again.batch(entries=[again.entry(1)]))
+    await again.storage.close()
+
+
 CHECKS = (
     a_new_store_is_empty,
     reopening_keeps_everything_and_raises_the_epoch,
     a_second_opener_is_refused_at_once,
     an_epoch_must_be_newer_than_the_stored_one,
     a_superseded_writer_adds_nothing,
+    a_commit_may_raise_the_epoch,
     reading_only_owns_nothing,
     a_closed_store_refuses,
 )
