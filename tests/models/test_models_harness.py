@@ -225,6 +225,15 @@ async def test_errors_of_tools_are_told_to_the_model_h101(protocol: str, tmp_pat
 
 
 @each_protocol
+@pytest.mark.parametrize("arguments", [' {"at": "the sea"}', '{"at": "the sea"}\n', '\r\n\t{ "at":\n"the sea" }  '])
+async def test_white_space_around_arguments_harms_nothing_h86(protocol: str, arguments: str, tmp_path: Path) -> None:
+    async with provider(call(("look", arguments)), say("It is blue.")) as server:
+        async with harness(server, protocol, tmp_path / "s.db") as them:
+            assert await ask(await them.root(), "look") == "It is blue."
+        assert "the sea is blue" in json.dumps(server.bodies[1])
+
+
+@each_protocol
 async def test_a_steer_joins_behind_the_results_h24(protocol: str, tmp_path: Path) -> None:
     entered, released = asyncio.Event(), asyncio.Event()
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from importlib.metadata import entry_points
 
 import pytest
-from model_kit import ask, local, user
+from model_kit import ask, fails, local, user
 from replies import say
 from server import provider
 
@@ -147,8 +147,59 @@ def test_a_price_tells_what_the_cache_had_from_what_is_new_h158() -> None:
     assert them.price("openai:gpt-5", Usage()) == 0
 
 
+ADDRESSES = ["", "host/v1", "ftp://host/v1", "http://", "http://host:99999", "http://host:x/v1", "//host/v1"]
+
+
+@pytest.mark.parametrize("url", ADDRESSES[1:])
+def test_an_address_that_is_none_is_refused_and_not_quoted_h170(url: str) -> None:
+    with pytest.raises(ValueError, match="no address") as caught:
+        Endpoint(name="local", protocol="openai-chat", base_url=url)
+    assert url not in str(caught.value).replace("https://host/v1", "")
+    with pytest.raises(ValueError, match="no address"):
+        ProviderModels("openai:gpt-5", base_url=url)
+
+
+@pytest.mark.parametrize("url", ADDRESSES[1:])
+async def test_an_address_in_the_environment_that_is_none_is_not_tried_again_h74(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    error = await fails(ProviderModels("openai:gpt-5", api_key="k"), user("hi"))
+    assert (error.code, error.retryable) == ("other", False)
+    assert "OPENAI_BASE_URL" in str(error)
+    assert url not in str(error).replace("https://host/v1", "")
+
+
+@pytest.mark.parametrize("key", ["secret-key\n", "secret\r\nkey", "sécret-key", "secret\x00key"])
+async def test_a_key_that_cannot_be_sent_is_no_connection_that_fails_h74(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, variable in (("openai:gpt-5", "OPENAI_API_KEY"), ("anthropic:claude-opus-5", "ANTHROPIC_API_KEY")):
+        if "\x00" not in key:
+            monkeypatch.setenv(variable, key)
+        given = None if "\x00" not in key else key
+        error = await fails(ProviderModels(model, api_key=given), user("hi"))
+        assert (error.code, error.retryable) == ("authentication", False)
+        assert variable in str(error)
+        assert "key" not in str(error).replace(variable, "").replace("the key for", "").replace("api_key", "")
+
+
+async def test_without_a_key_the_variable_to_set_is_named_h74(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model, variable in (("openai:gpt-5", "OPENAI_API_KEY"), ("anthropic:claude-opus-5", "ANTHROPIC_API_KEY")):
+        monkeypatch.delenv(variable, raising=False)
+        error = await fails(ProviderModels(model), user("hi"))
+        assert (error.code, error.retryable) == ("authentication", False)
+        assert f"set {variable}" in str(error)
+
+
 def test_a_key_shows_nowhere_h170() -> None:
-    endpoint = Endpoint(name="mine", protocol="openai-chat", api_key="secret-key-1")
+    endpoint = Endpoint(
+        name="mine",
+        protocol="openai-chat",
+        api_key="secret-key-1",
+        base_url="http://me:secret-key-3@127.0.0.1:9/v1",
+        settings={"extra_headers": {"X-Auth": "secret-key-4"}},
+    )
     them = ProviderModels("openai:gpt-5", api_key="secret-key-2", endpoints=[endpoint])
     for shown in (repr(endpoint), repr(them), str(them), repr(them._endpoints)):
         assert "secret-key" not in shown

@@ -472,10 +472,13 @@ def storable(message: AssistantMessage) -> AssistantMessage:
 
 def _with_json(part: AssistantPart) -> AssistantPart:
     if isinstance(part, ToolCallPart):
+        written = bytes(part.arguments)
         try:
-            decode_json(part.arguments)
+            decode_json(written)
         except NotJson:
-            return structs.replace(part, arguments=to_raw(bytes(part.arguments).decode("utf-8", "replace")))
+            return structs.replace(part, arguments=to_raw(written.decode("utf-8", "replace")))
+        # Models write white space around it, which is no part of the value.
+        return structs.replace(part, arguments=msgspec.Raw(written.strip(b" \t\r\n")))
     return part
 
 

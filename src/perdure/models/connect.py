@@ -14,7 +14,7 @@ import httpx2
 from pydantic_ai.models import Model
 
 from perdure.harness.model import ModelError
-from perdure.models.endpoints import COMPATIBLE, OWN, Endpoint, Protocol
+from perdure.models.endpoints import COMPATIBLE, OWN, Endpoint, Protocol, is_address
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -61,11 +61,19 @@ async def connected(
     """
     if not endpoint.reachable:
         raise ModelError("other", f"{endpoint.name} has no address, or {endpoint.sdk} is not installed")
+    if endpoint.address is not None and not is_address(endpoint.address):
+        set_it = f"set {endpoint.url_variable} to one" if endpoint.url_variable else "pass another base_url"
+        raise ModelError("other", f"the address of {endpoint.name} is none, like https://host/v1: {set_it}")
     key = endpoint.key
     if key is None:
         if endpoint.name in OWN or (endpoint.key_variable is not None and endpoint.name != COMPATIBLE):
             raise ModelError("authentication", f"{endpoint.name} needs a key: {endpoint.key_hint}")
         key = NO_KEY
+    if not (key.isascii() and key.isprintable()):
+        # A line end at its end, mostly. It cannot be sent, which would look like a connection that fails.
+        raise ModelError(
+            "authentication", f"the key for {endpoint.name} has characters that none has: {endpoint.key_hint}"
+        )
     timeout = httpx2.Timeout(stall_ms / 1000, connect=connect_ms / 1000)
     async with httpx2.AsyncClient(
         timeout=timeout, verify=_trust(), follow_redirects=True, event_hooks={"response": [on_response]}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import Final, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from perdure.kernel.json import JsonValue
 
@@ -24,6 +25,15 @@ def installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def is_address(url: str) -> bool:
+    """Whether requests can be sent there, as far as its looks go."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
     """Models under ``name:``, for instance ``local:qwen3`` at a server of one's own.
@@ -35,15 +45,16 @@ class Endpoint:
 
     name: str
     protocol: Protocol
-    base_url: str | None = None
-    """None: the environment's, or else, for the built-in endpoints of a provider, the provider's own address."""
+    base_url: str | None = field(default=None, repr=False)
+    """None: the environment's, or else, for the built-in endpoints of a provider, the provider's own address. It may
+    hold a name and a password."""
     api_key: str | None = field(default=None, repr=False)
     key_variable: str | None = None
     """None: this endpoint needs no key, or it is ``api_key``."""
     url_variable: str | None = None
     system_messages: SystemMessages | None = None
     """None: inline where the provider's own address is used and its model is known to take them; else notes."""
-    settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue], repr=False)
     """More settings of every request, by the names pydantic-ai's ModelSettings of that provider give them, such as
     ``temperature``, ``cache`` or ``openai_reasoning_summary``. They win over those made here."""
 
@@ -58,6 +69,8 @@ class Endpoint:
                 f"endpoint {self.name!r}: system_messages must be 'inline', 'notes' or None, not "
                 f"{self.system_messages!r}"
             )
+        if self.base_url is not None and not is_address(self.base_url):
+            raise ValueError(f"endpoint {self.name!r}: base_url is no address, like https://host/v1")
 
     @property
     def address(self) -> str | None:
