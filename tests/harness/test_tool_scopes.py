@@ -15,6 +15,7 @@ from perdure.harness.calls import INTERRUPTED
 from perdure.harness.environment import (
     CallOutcome,
     EnvironmentLost,
+    EnvironmentRefuses,
     EnvironmentUnusable,
     ExecutionEnvironment,
     OpenCall,
@@ -45,6 +46,7 @@ class Scope:
         self.recovery: Recovery = RecoverInterrupted()
         self.captured: ScopeResult | None = None
         self.unusable_at = ""
+        self.refused = ""
         self.lost_at = ""
         """The environment goes away there, once."""
 
@@ -66,8 +68,11 @@ class Scope:
         self.note("detach")
 
     async def enter(self, call: OpenCall) -> None:
-        await self.turn.acquire()
+        if not self.refused:
+            await self.turn.acquire()
         self.note(f"enter {call.name}")
+        if self.refused:
+            raise EnvironmentRefuses(self.refused)
 
     async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
         image = await tx.draft(Image)
@@ -405,6 +410,16 @@ async def test_an_aborted_call_whose_environment_is_lost_is_recovered_as_aborted
     assert (await bench.world.result(task)).code == "aborted"
     await settle()
     assert [what.split()[0] for what in bench.asked[3:]] == ["capture", "recover", "before_result", "leave"]
+
+
+async def test_an_environment_may_refuse_a_call_before_its_intent_h187(bench: Bench) -> None:
+    bench.hang = False
+    bench.environment.scope.refused = "the workspace holds a socket"
+    await bench.world.open(bench.work)
+    result = await bench.world.run("work")
+    assert (result.code, result.text) == ("tool_unavailable", "the workspace holds a socket")
+    await settle()
+    assert bench.asked == ["attach []", "enter work"]
 
 
 async def test_an_environment_that_is_gone_leaves_nothing_but_interrupted(bench: Bench) -> None:

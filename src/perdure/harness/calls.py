@@ -22,6 +22,7 @@ from perdure.harness.documents import Agent, Live, ToolErrorCode, ToolInput
 from perdure.harness.environment import (
     CallScope,
     EnvironmentLost,
+    EnvironmentRefuses,
     EnvironmentUnusable,
     ExecutionEnvironment,
     RecoverInterrupted,
@@ -196,7 +197,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 return await self._intend(run, opened)
             lost: EnvironmentLost | None = None
             for _ in range(MAX_CRASHES):
-                await opened.scope.enter(opened.call)
+                try:
+                    await opened.scope.enter(opened.call)
+                except EnvironmentRefuses as refusal:
+                    return await self._finish(run, error_result("tool_unavailable", str(refusal)))
                 try:
                     return await self._intend(run, opened)
                 except EnvironmentLost as error:

@@ -101,6 +101,11 @@ class EnvironmentUnusable(PerdureError):
     it."""
 
 
+class EnvironmentRefuses(PerdureError):
+    """The environment cannot take the call now: raised by ``enter``. The call ends, before its intent, with these words
+    for the model."""
+
+
 class EnvironmentLost(PerdureError):
     """The environment went away under a call, and may be there again. Never a tool result: its scope is asked to
     ``recover`` the call, as after a crash."""
