@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from storage_subjects import MemorySubject, SqliteSubject, copy_files
 
+from perdure.kernel.contents import digest_of
 from perdure.kernel.errors import InvalidRead
 from perdure.kernel.records import (
     Aborted,
@@ -28,7 +29,7 @@ from perdure.kernel.records import (
     Terminal,
     to_raw,
 )
-from perdure.kernel.storage import Batch, DocumentWrite, MailReply
+from perdure.kernel.storage import Batch, Content, DocumentWrite, MailReply
 from perdure.testing.conformance import Line
 
 numbers = st.integers(0, 1 << 30)
@@ -52,6 +53,7 @@ class TwoStores(RuleBasedStateMachine):
         self.mail: list[int] = []
         self.answered = 0
         self.deleted: set[int] = set()
+        self.contents = [Content(digest_of(data), data) for data in (b"", b"x" * 500, b"one", b"two")]
         self._open()
         self._commit([self.line.batch(conversations=[ConversationRecord(id=1, created_at=1)])])
 
@@ -193,6 +195,42 @@ class TwoStores(RuleBasedStateMachine):
         for id in gone:
             assert self._same("conversation", id) is None
             assert self._same("lineage", id) == ()
+
+    @rule(choices=st.lists(st.lists(st.tuples(st.integers(0, 4), numbers), max_size=4), min_size=1, max_size=3))
+    def change_contents(self, choices: list[list[tuple[int, int]]]) -> None:
+        """K204, K206: a few commits, handed over together."""
+        stored = {content.digest for pinned in (True, False) for content in self._same("content_scan", pinned=pinned)}
+        batches: list[Batch] = []
+        for parts in choices:
+            contents: list[Content] = []
+            pins: list[tuple[int, str]] = []
+            unpinned: list[int] = []
+            reclaimed: list[str] = []
+            for what, number in parts:
+                content = self.contents[number % len(self.contents)]
+                if what == 0:
+                    contents.append(content)
+                elif what == 1:
+                    unpinned.append(1 + number % 3)
+                elif what == 2:
+                    reclaimed.append(content.digest)
+                else:
+                    pins.append((1 + number % 3, content.digest))
+            # What may have gone with a commit of the same group is not pinned.
+            there = {content.digest for content in contents} | (stored if not batches else set[str]())
+            pins = [pin for pin in pins if pin[1] in there]
+            batches.append(self.line.batch(contents=contents, pins=pins, unpinned=unpinned, reclaimed=reclaimed))
+        self._commit(batches)
+        self._same("content_pins")
+        digests = [content.digest for content in self.contents]
+        assert self._same("has_contents", digests) == set(self._same("contents", digests))
+
+    @rule(number=numbers, limit=st.integers(1, 3))
+    def scan_contents(self, number: int, limit: int) -> None:
+        after = self.contents[number % len(self.contents)].digest
+        for pinned in (True, False):
+            self._same("content_scan", pinned=pinned, after=after, limit=limit)
+        self._same("content_pins", after=number % 4, limit=limit)
 
     @rule(number=numbers)
     def post(self, number: int) -> None:

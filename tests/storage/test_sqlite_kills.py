@@ -11,6 +11,8 @@ import pytest
 _KILLS = """
 import asyncio, json, os, random, signal, sys
 from perdure.storage.sqlite import SqliteStorage
+from perdure.kernel.contents import digest_of
+from perdure.kernel.storage import Content
 from perdure.testing.conformance import Line
 
 path, durability, seed, kills = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -19,6 +21,12 @@ chance = random.Random(seed)
 async def open_store():
     storage = SqliteStorage(path, durability=durability)
     return Line(storage, await storage.open(writer="writer", log_id="log", now=1))
+
+def digest(seq):
+    return digest_of(b"%d" % seq * 999)
+
+def content(seq):
+    return Content(digest(seq), b"%d" % seq * 999)
 
 async def commit(report):
     # Several at a time, so that kills meet groups, checkpoints and flushes; each tells its number once it has settled.
@@ -29,7 +37,8 @@ async def commit(report):
             os.write(report, b"%d\\n" % seq)
     while True:
         for _ in range(chance.randrange(1, 6)):
-            batch = line.batch(entries=[line.entry(1, data="x" * chance.choice([10, 5000])) for _ in range(2)])
+            entries = [line.entry(1, data="x" * chance.choice([10, 5000])) for _ in range(2)]
+            batch = line.batch(entries=entries, contents=[content(line.seq + 1)], pins=[(1 + line.seq % 9, digest(line.seq + 1))])
             future = line.storage.commit(batch)
             future.add_done_callback(lambda future, seq=line.seq: told(future, seq))
         await future
@@ -43,6 +52,9 @@ async def judge(acknowledged):
         found += [entry.seq for entry in page]
         after = page[-1].id
     assert found == [seq for seq in range(1, line.info.seq + 1) for _ in range(2)], "no commit in part, none left out"
+    stored = [seq for seq in range(1, line.info.seq + 2) if await line.storage.has_contents([digest(seq)])]
+    assert stored == list(range(1, line.info.seq + 1)), "with its contents"
+    assert not await line.storage.content_scan(pinned=False), "and pins"
     assert await line.storage.check() == []
     await line.storage.close()
     return line.info.seq
