@@ -12,7 +12,7 @@ from perdure.spaces.documents import OpenIntent
 from perdure.spaces.recovery import Decision, Stand, decide
 from perdure.spaces.wire import CommandState, ImageRecord, Place
 
-INTENT = OpenIntent(call=7, attempt=2, nonce="n", generation=3, boot="b1", image=5)
+INTENT = OpenIntent(call=70, number=7, attempt=2, nonce="n", generation=3, boot="b1", image=5)
 HERE = ImageRecord(log="L", commit=5, boot="b1")
 STATES: tuple[CommandState, ...] = get_args(CommandState)
 

@@ -20,6 +20,8 @@ class OpenIntent(msgspec.Struct, frozen=True, kw_only=True):
     """The call that has the Space: from its intent to its outcome."""
 
     call: int
+    number: int
+    """The call's number in this Space, which rises in the order of intents: the daemon knows calls by it."""
     attempt: int
     nonce: str
     """Of this attempt; part of the keys of its commands."""
@@ -45,6 +47,8 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     generation: int = 0
     """That a driver of this log was last connected to."""
     boot: str = ""
+    calls: int = 0
+    """How many calls have had it."""
     connected: int = 0
     """How often drivers took the Space; raised by a commit of its own before each time."""
     image: int = 0
@@ -57,7 +61,7 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
 
 
 class SpaceImage(Document, kind="pi.space-image", scope="session", family=True, builtin=True):
-    """The image itself (image.Tree), keyed by the Space's name. To be read with ``shared_json()``: fields are copied."""
+    """The image itself (image.Tree), keyed by the Space's name. Read ``shared_json()``: a field is copied."""
 
     # Any: entries are checked as they are encoded (image.encode); a tree has tens of thousands of them.
     dirs: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])

@@ -45,7 +45,7 @@ def decide(intent: OpenIntent, stand: Stand, *, adoptable: bool) -> Decision:
     )
     if not at_image:
         return "restore"
-    if stand.floor is not None and (intent.call, intent.attempt) < (stand.floor.call, stand.floor.attempt):
+    if stand.floor is not None and (intent.number, intent.attempt) < (stand.floor.call, stand.floor.attempt):
         return "undo"
     if not adoptable:
         return "undo"

@@ -1,0 +1,178 @@
+"""A Space as the execution environment of an agent: files and commands that stay equal to the log (S130 to S162)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from perdure.harness.environment import (
+    CallScope,
+    CommandNotStarted,
+    EnvironmentUnusable,
+    ExecResult,
+    ExecutionEnvironment,
+    FileError,
+    FileStat,
+    Listing,
+    OpenCall,
+)
+from perdure.spaces.environment import SpaceEnvironment
+from perdure.spaces.outputs import Outputs
+from perdure.spaces.scope import SpaceScope
+from perdure.spaces.settings import RerunPolicy, SpaceSettings
+from perdure.spaces.space import Space
+
+
+def durable_space(
+    space: Space,
+    *,
+    mode: Literal["transactional"] = "transactional",
+    rerun: RerunPolicy = "rerun",
+    max_file_bytes: int = 1 << 30,
+    preserve_bytes: int = 256 << 20,
+) -> DurableSpace:
+    """The environment for ``Harness.open(..., environment=durable_space(space))``.
+
+    Every tool that takes the environment is part of it: its call and what it changed in the Space are one commit, and
+    an interrupted one is gone on with, adopted, or undone and run again. What a tool does elsewhere is not undone.
+
+    - ``mode``: "transactional": the image of the workspace is in the log.
+    - ``rerun``: what becomes of a call with ``effects="space"`` whose effects were undone: "rerun", whatever its replay
+      policy, or "interrupt".
+    - ``max_file_bytes``: a call that leaves a larger file ends in an error and is undone.
+    - ``preserve_bytes``: so much of what an undo replaces, and the log does not have, is moved to a recovery folder.
+
+    Raises ValueError for what these cannot be.
+    """
+    if mode != "transactional":
+        raise ValueError(f"mode is 'transactional', not {mode!r}; the others are not there yet")
+    settings = SpaceSettings(rerun=rerun, max_file_bytes=max_file_bytes, preserve_bytes=preserve_bytes)
+    return DurableSpace(space, settings)
+
+
+class DurableSpace:
+    """Made by ``durable_space``. Files and commands are there for calls; outside of one there is nothing to recover
+    by, so its operations raise EnvironmentUnusable then."""
+
+    def __init__(self, space: Space, settings: SpaceSettings) -> None:
+        self._scope = SpaceScope(space.provider, space.name, settings)
+        self._outputs = Outputs(space.name)
+        self.name = space.name
+
+    @property
+    def cwd(self) -> str:
+        return self._scope.client.seen.workspace
+
+    @property
+    def scope(self) -> CallScope | None:
+        return self._scope
+
+    def for_call(self, call: OpenCall) -> ExecutionEnvironment:
+        return CallEnvironment(self._scope, self._outputs, call)
+
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        raise self._outside()
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
+        raise self._outside()
+
+    async def stat(self, path: str) -> FileStat | None:
+        raise self._outside()
+
+    async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
+        raise self._outside()
+
+    async def remove(self, path: str) -> None:
+        raise self._outside()
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        raise self._outside()
+
+    def _outside(self) -> EnvironmentUnusable:
+        return EnvironmentUnusable(
+            f"the durable Space {self.name} is used by calls of tools; take the environment as a parameter of one"
+        )
+
+
+class CallEnvironment:
+    """The Space as one attempt of one call uses it. It exists before the attempt has its intent: until then it only
+    reads, which is all that what prepares an intent may do."""
+
+    def __init__(self, scope: SpaceScope, outputs: Outputs, call: OpenCall) -> None:
+        self._scope = scope
+        self._outputs = outputs
+        self._call = call
+        self._changing: SpaceEnvironment | None = None
+
+    @property
+    def cwd(self) -> str:
+        return self._scope.client.seen.workspace
+
+    @property
+    def scope(self) -> CallScope | None:
+        return None
+
+    def for_call(self, call: OpenCall) -> ExecutionEnvironment:
+        """Itself: a nested call is part of the call this is for."""
+        return self
+
+    async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        return await self._reading().read_file(path, offset=offset, length=length)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
+        if self._call.effects == "read":
+            raise FileError(path, f"the tool {self._call.name} declares that it only reads; it may not write")
+        with self._scope.noting(self._call):
+            await self._writing().write_file(path, data, mode=mode, expect=expect)
+
+    async def stat(self, path: str) -> FileStat | None:
+        return await self._reading().stat(path)
+
+    async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
+        return await self._reading().list_dir(path, limit=limit)
+
+    async def remove(self, path: str) -> None:
+        if self._call.effects == "read":
+            raise FileError(path, f"the tool {self._call.name} declares that it only reads; it may not remove")
+        with self._scope.noting(self._call):
+            await self._writing().remove(path)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> ExecResult:
+        if self._call.effects == "read":
+            raise CommandNotStarted(f"the tool {self._call.name} declares that it only reads; it runs no commands")
+        with self._scope.noting(self._call):
+            return await self._writing().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=on_output)
+
+    def _reading(self) -> SpaceEnvironment:
+        if self._changing is not None:
+            return self._changing
+        return SpaceEnvironment(self._scope.client, call=0, attempt=0, nonce="", outputs=self._outputs)
+
+    def _writing(self) -> SpaceEnvironment:
+        if self._changing is None:
+            intent = self._scope.intent(self._call)
+            self._changing = SpaceEnvironment(
+                self._scope.client,
+                call=intent.number,
+                attempt=intent.attempt,
+                nonce=intent.nonce,
+                outputs=self._outputs,
+                leaves_running=lambda: self._scope.ending,
+            )
+        return self._changing

@@ -1,0 +1,79 @@
+"""How a driver takes a Space: found or made by its provider, committed to the log, then advanced (S147 to S149)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.kernel.session import Session
+from perdure.spaces.client import SpaceClient
+from perdure.spaces.documents import SpaceState
+from perdure.spaces.errors import SpaceConnectionLost, SpaceProcessesRemain, SpaceUnavailable
+from perdure.spaces.provider import SpaceProvider
+from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord
+
+
+class Hold:
+    """What one session has of a Space. ``generation``, ``boot`` and ``image``: as it was found, and since settled."""
+
+    def __init__(self, session: Session, provider: SpaceProvider, name: str) -> None:
+        self._session = session
+        self._provider = provider
+        self._name = name
+        self.client: SpaceClient | None = None
+        self.generation = 0
+        self.boot = ""
+        self.image: ImageRecord | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self.client is not None and self.client.admission is not None
+
+    async def take(self, *, keep: Sequence[ExecKey]) -> Advanced:
+        """Take the Space, from whoever had it: what older drivers started is gone afterwards, but for ``keep``.
+
+        Raises StaleEpochError if a newer driver has it, SpaceConnectionLost, SpaceUnavailable.
+        """
+        client = await self._connect()
+        fence = (await client.status()).fence
+        address = client.address
+        async with self._session.commit() as tx:
+            if self._stands_above(fence):
+                assert fence is not None
+                tx.raise_epoch(fence.epoch + 1)
+            state = await tx.draft(SpaceState, key=self._name)
+            state.generation = address.generation
+            state.boot = client.seen.boot
+            state.connected += 1
+        info = self._session.info
+        try:
+            advanced = await client.advance(log=info.log_id, epoch=info.epoch, writer=info.writer, keep=keep)
+        except SpaceProcessesRemain as error:
+            raise SpaceUnavailable(
+                f"the Space {self._name} cannot be had: {error}. End those processes, then open the store again"
+            ) from error
+        if advanced.generation != address.generation:
+            raise SpaceConnectionLost("generation", f"the Space {self._name} was made anew meanwhile")
+        self.generation, self.boot, self.image = advanced.generation, advanced.boot, advanced.image
+        return advanced
+
+    async def close(self) -> None:
+        client, self.client = self.client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _connect(self) -> SpaceClient:
+        """A client of the Space as it is now."""
+        address = (await self._provider.open(self._name)).address
+        if self.client is not None and self.client.address != address:
+            await self.close()
+        if self.client is None:
+            self.client = await SpaceClient.connect(address)
+        return self.client
+
+    def _stands_above(self, fence: Fence | None) -> bool:
+        """Whether this log's epoch has to rise above the Space's first: the Space was another log's, or this one's
+        before it was brought back from a copy. A log that another driver has refuses that commit (rule S148)."""
+        info = self._session.info
+        if fence is None or fence.epoch < info.epoch:
+            return False
+        return (fence.log, fence.epoch, fence.writer) != (info.log_id, info.epoch, info.writer)

@@ -1,0 +1,442 @@
+"""A Space's part in the calls that use it: its workspace stays equal to the log through any crash (rules S130 to S162).
+
+What is asked here, when, and in which order, is told in ``perdure.harness.environment``. One call that may change
+something has the Space at a time, from its intent to its outcome (``Turns``). The driver takes the Space when the first
+call needs it (``Hold``), and again whenever the connection was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import msgspec
+
+from perdure.harness.environment import (
+    CallOutcome,
+    EnvironmentLost,
+    OpenCall,
+    RecoverInterrupted,
+    RecoverRun,
+    Recovery,
+    ScopeResult,
+)
+from perdure.kernel.json import JsonValue
+from perdure.kernel.reports import Report
+from perdure.kernel.session import Session
+from perdure.kernel.transaction import Transaction
+from perdure.spaces import image
+from perdure.spaces.capture import Captured, UnfitForImage, capture
+from perdure.spaces.client import SpaceClient
+from perdure.spaces.documents import KEPT_RECOVERIES, OpenIntent, RecoveryKind, RecoveryNote, SpaceImage, SpaceState
+from perdure.spaces.errors import (
+    ContentChanged,
+    ScanForgotten,
+    SpaceConnectionLost,
+    SpaceProcessesRemain,
+    SpaceRefused,
+    SpaceUnavailable,
+)
+from perdure.spaces.hold import Hold
+from perdure.spaces.image import Tree
+from perdure.spaces.provider import SpaceProvider
+from perdure.spaces.recovery import Decision, Stand, decide
+from perdure.spaces.restore import restore
+from perdure.spaces.settings import SpaceSettings
+from perdure.spaces.turns import Turns
+from perdure.spaces.wire import ExecKey, Place, Restored
+
+T = TypeVar("T")
+
+_TRIES = 6
+"""So often in a row a lost connection is made anew for one thing."""
+
+
+@dataclass(slots=True)
+class _Note:
+    kind: RecoveryKind
+    why: str
+
+
+class SpaceScope:
+    """Made once a Space and host; attached to one session at a time."""
+
+    def __init__(self, provider: SpaceProvider, name: str, settings: SpaceSettings) -> None:
+        self._provider = provider
+        self._name = name
+        self._settings = settings
+        self._session: Session | None = None
+        self._hold: Hold | None = None
+        self._turns = Turns()
+        self._captured: dict[int, Captured] = {}
+        """Of calls whose outcome is not committed yet."""
+        self._intents: dict[int, OpenIntent] = {}
+        """Of the calls that are open in this process."""
+        self._lost: dict[int, EnvironmentLost] = {}
+        """Calls under which the Space was lost."""
+        self._notes: dict[int, _Note] = {}
+        """How open calls go on, until it is committed with their outcome or next intent."""
+        self._settled: dict[int, int | None] = {}
+        """Of calls whose outcome is committed: the scan that the new image was taken with."""
+
+    # --- what the environment asks -----------------------------------------------------------------------------
+
+    @property
+    def client(self) -> SpaceClient:
+        """Raises SpaceConnectionLost while this driver does not have the Space."""
+        client = None if self._hold is None else self._hold.client
+        if client is None or client.admission is None:
+            raise SpaceConnectionLost("not_advanced", f"the Space {self._name} is not taken")
+        return client
+
+    def intent(self, call: OpenCall) -> OpenIntent:
+        """The intent of the call's present attempt. Raises SpaceConnectionLost while there is none."""
+        intent = self._intents.get(call.id)
+        if intent is None or intent.attempt != call.attempt:
+            raise SpaceConnectionLost("not_advanced", "the attempt has no intent yet")
+        return intent
+
+    @contextmanager
+    def noting(self, call: OpenCall) -> Generator[None]:
+        """What says that the driver lost the Space is noted, so that no tool can make a result of it (rule S160)."""
+        try:
+            yield
+        except EnvironmentLost as error:
+            self._lost[call.id] = error
+            raise
+
+    @property
+    def ending(self) -> bool:
+        """Whether the session ends: what runs is left to whoever recovers it."""
+        session = self._session
+        return session is None or session.closing or session.failed is not None
+
+    # --- beginning and end -------------------------------------------------------------------------------------
+
+    async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
+        self._session = session
+        self._hold = Hold(session, self._provider, self._name)
+        self._turns = Turns()
+        for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
+            kept.clear()
+        writing = [call for call in open_calls if call.effects != "read"]
+        assert len(writing) <= 1, "one call has the Space at a time"
+        for call in open_calls:
+            await self._turns.take(call.id, shared=call.effects == "read")
+
+    async def detach(self) -> None:
+        hold, self._hold, self._session = self._hold, None, None
+        if hold is not None:
+            await hold.close()
+
+    # --- a call ------------------------------------------------------------------------------------------------
+
+    async def enter(self, call: OpenCall) -> None:
+        shared = call.effects == "read"
+        await self._turns.take(call.id, shared=shared)
+        try:
+            if shared:
+                await self._persist(self._take_up)
+            else:
+                await self._persist(self._take_in)
+        except BaseException:
+            self._turns.give(call.id)
+            raise
+
+    async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
+        if call.effects == "read":
+            return None
+        hold = self._held()
+        state = await tx.draft(SpaceState, key=self._name)
+        if state.open is None or state.open.call != call.id:
+            state.calls += 1
+        intent = OpenIntent(
+            call=call.id,
+            number=state.calls,
+            attempt=call.attempt,
+            nonce=tx.session.entropy.token(),
+            generation=hold.generation,
+            boot=hold.boot,
+            image=state.image,
+        )
+        state.open = intent
+        self._intents[call.id] = intent
+        self._write_note(tx, state, call)
+        return cast("JsonValue", msgspec.to_builtins(intent))
+
+    async def capture(self, call: OpenCall, outcome: CallOutcome) -> ScopeResult | None:
+        if call.effects == "read":
+            return None
+        if call.id in self._lost:
+            raise self._lost.pop(call.id)
+        try:
+            self._captured[call.id] = await self._capture(pin=call.id, freeze=True)
+        except UnfitForImage as error:
+            await self._persist(lambda: self._undo(call))
+            self._note(call, "restored", str(error))
+            return ScopeResult(text=f"{error}. What the call did in the workspace was undone.", is_error=True)
+        return None
+
+    async def before_result(self, tx: Transaction, call: OpenCall, outcome: CallOutcome) -> None:
+        if call.effects == "read":
+            return
+        captured = self._captured.pop(call.id, None)
+        state = await tx.draft(SpaceState, key=self._name)
+        if captured is not None and captured.changes:
+            await self._stage(tx, state, captured)
+        if outcome.code == "interrupted" and call.id not in self._notes:
+            self._note(call, "interrupted", "it could not be run again")
+        self._write_note(tx, state, call)
+        state.open = None
+        tx.unpin_contents(call.id)
+        self._settled[call.id] = None if captured is None else captured.scan
+
+    async def leave(self, call: OpenCall, *, outcome: bool) -> None:
+        try:
+            if outcome and call.effects != "read" and not self.ending:
+                await self._settle(call)
+        except SpaceConnectionLost:
+            pass  # whoever takes the Space next finds that its image record is not the log's, and restores it
+        finally:
+            for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
+                kept.pop(call.id, None)
+            self._turns.give(call.id)
+
+    async def _settle(self, call: OpenCall) -> None:
+        """The Space stands at the image of the outcome; its keys are forgotten, what lives in it goes on."""
+        _, number = await self._image()
+        stand = await self.client.settle(
+            commit=number, scan=self._settled.get(call.id), floor=self._above(call), thaw=True
+        )
+        self._held().image = stand.image
+
+    # --- recovery ----------------------------------------------------------------------------------------------
+
+    async def recover(self, call: OpenCall) -> Recovery:
+        if call.effects == "read":
+            await self._persist(self._take_up)
+            return RecoverRun("same")
+        return await self._persist(lambda: self._recover(call))
+
+    async def _recover(self, call: OpenCall) -> Recovery:
+        self._lost.pop(call.id, None)
+        intent = self._intents[call.id] = msgspec.convert(call.scope_data, OpenIntent)
+        adoptable = call.adoptable and not call.abort_requested
+        key = ExecKey(call=intent.number, attempt=intent.attempt, nonce=intent.nonce, ordinal=1)
+        hold = self._held()
+        advanced = await hold.take(keep=[key] if adoptable else [])
+        for _ in range(_TRIES):
+            looked = await self.client.look([key])
+            stand = Stand(
+                log=self._bound().info.log_id,
+                generation=hold.generation,
+                boot=hold.boot,
+                image=looked.image,
+                floor=looked.floor,
+                command=looked.commands[0].state,
+            )
+            decision = decide(intent, stand, adoptable=adoptable)
+            if decision != "void":
+                return await self._go_on(call, decision, _reason(decision, stand))
+            await self.client.void(key)
+        raise SpaceUnavailable(f"the command of call {call.id} can neither be voided nor found ({advanced.instance})")
+
+    async def _go_on(self, call: OpenCall, decision: Decision, why: str) -> Recovery:
+        match decision:
+            case "reattach":
+                self._note(call, "reattached", why)
+                return RecoverRun("same")
+            case "adopt":
+                self._note(call, "adopted", why)
+                return RecoverRun("same")
+            case "again" if not call.abort_requested:
+                self._note(call, "not_started", why)
+                return RecoverRun("next")
+            case _:
+                await self._undo(call)
+        if call.abort_requested or not self._may_rerun(call):
+            self._note(call, "interrupted", f"{why}; undone")
+            return RecoverInterrupted("What it did in the workspace was undone.")
+        self._note(call, "rerun", f"{why}; undone")
+        return RecoverRun("next")
+
+    def _may_rerun(self, call: OpenCall) -> bool:
+        """What an undone call did is gone, so whether it may run again is up to the Space; what it did elsewhere is
+        not (rule S159)."""
+        if call.effects == "space":
+            return self._settings.rerun == "rerun" or call.replay_safe
+        return call.replay_safe
+
+    async def _undo(self, call: OpenCall) -> None:
+        """The workspace is the call's base image again; nothing of this attempt runs or ever starts."""
+        await self._restore(floor=self._above(call))
+        self._captured.pop(call.id, None)
+
+    def _above(self, call: OpenCall) -> Place:
+        """The floor that this attempt of the call is below."""
+        intent = self.intent(call)
+        return Place(call=intent.number, attempt=intent.attempt + 1)
+
+    # --- the Space between calls -------------------------------------------------------------------------------
+
+    async def _take_up(self) -> None:
+        """The Space is this driver's, and stands at the log's image but for what others changed since."""
+        hold = self._held()
+        if not hold.taken:
+            await hold.take(keep=[])
+        _, number = await self._image()
+        record = hold.image
+        if number == 0:
+            await self._take_over()
+        elif record is None or (record.log, record.commit) != (self._bound().info.log_id, number):
+            await self._restore(floor=None)
+
+    async def _take_in(self) -> None:
+        """That, and what others changed is the log's next image (rule S145)."""
+        await self._take_up()
+        await self._take_over()
+
+    async def _take_over(self) -> None:
+        """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that."""
+        session, hold = self._bound(), self._held()
+        _, number = await self._image()
+        captured = await self._capture(pin=EXTERNAL_PIN, freeze=False)
+        if captured.changes or number == 0:
+            async with session.commit() as tx:
+                state = await tx.draft(SpaceState, key=self._name)
+                await self._stage(tx, state, captured)
+                state.external += 1
+                number = state.image
+                tx.unpin_contents(EXTERNAL_PIN)
+        elif hold.image is not None and hold.image.boot == hold.boot:
+            return
+        hold.image = (await self.client.settle(commit=number, scan=captured.scan)).image
+
+    async def _capture(self, *, pin: int, freeze: bool) -> Captured:
+        """Raises UnfitForImage, also for a workspace that does not hold still."""
+        tree, number = await self._image()
+        for _ in range(_TRIES):
+            try:
+                return await capture(
+                    self.client,
+                    self._bound(),
+                    tree,
+                    number=number,
+                    pin=pin,
+                    max_file_bytes=self._settings.max_file_bytes,
+                    freeze=freeze,
+                    sync=True,
+                )
+            except (ContentChanged, ScanForgotten):
+                continue
+            except SpaceProcessesRemain as error:
+                raise UnfitForImage(f"the workspace cannot be kept: {error}") from error
+        raise UnfitForImage("the workspace cannot be kept: something goes on changing files while they are read")
+
+    async def _restore(self, *, floor: Place | None) -> Restored:
+        session, hold = self._bound(), self._held()
+        tree, number = await self._image()
+        name = f"{self._name}-{session.clock.wall()}"
+        done = await restore(
+            self.client,
+            session,
+            tree,
+            number=number,
+            floor=floor,
+            preserve_bytes=self._settings.preserve_bytes,
+            name=name,
+        )
+        hold.image = done.image
+        if done.preserved or done.not_preserved:
+            self._tell_preserved(done)
+        return done
+
+    def _tell_preserved(self, done: Restored) -> None:
+        kept = f"{done.preserved} files that the log did not have were moved to {done.recovery}"
+        lost = len(done.not_preserved)
+        if lost:
+            kept += f"; {lost} did not fit and are gone, as {done.not_preserved[0]!r}"
+        self._bound().report(Report(type="space_recovery", message=f"Space {self._name}: {kept}"))
+
+    # --- the log -----------------------------------------------------------------------------------------------
+
+    async def _image(self) -> tuple[Tree, int]:
+        """The log's image and its number; 0: there is none yet."""
+        session = self._bound()
+        state = await session.snapshot(SpaceState, key=self._name)
+        found = await session.snapshot(SpaceImage, key=self._name)
+        tree: Tree = {}
+        if found is not None:
+            plain = found.shared_json()
+            assert isinstance(plain, dict), "a document is an object"
+            tree = cast("Tree", plain["dirs"])
+        return tree, 0 if state is None else state.image
+
+    async def _stage(self, tx: Transaction, state: SpaceState, captured: Captured) -> None:
+        """The next image of the log."""
+        captured.stage(tx)
+        kept = await tx.draft(SpaceImage, key=self._name)
+        image.apply(kept.dirs, captured.changes)
+        state.image += 1
+
+    def _note(self, call: OpenCall, kind: RecoveryKind, why: str) -> None:
+        self._notes[call.id] = _Note(kind, why)
+        self._bound().report(
+            Report(type=f"call_{kind}", message=f"{call.name}: {why}", task=call.id, conversation=call.conversation_id)
+        )
+
+    def _write_note(self, tx: Transaction, state: SpaceState, call: OpenCall) -> None:
+        """How the call went on is in the commit that lets it: its result's, or its next attempt's intent."""
+        note = self._notes.pop(call.id, None)
+        if note is None:
+            return
+        state.recoveries.append(
+            RecoveryNote(kind=note.kind, call=call.id, attempt=call.attempt, at=tx.at, why=note.why)
+        )
+        del state.recoveries[:-KEPT_RECOVERIES]
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _bound(self) -> Session:
+        if self._session is None:
+            raise SpaceUnavailable(f"the Space {self._name} is not attached to an open session")
+        return self._session
+
+    def _held(self) -> Hold:
+        assert self._hold is not None, "attach comes first"
+        return self._hold
+
+    async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, and again whenever the connection is lost: each step looks at what is there. Raises
+        SpaceUnavailable."""
+        lost: EnvironmentLost | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                await self._bound().clock.sleep(min(0.05 * 2**attempt, 1.0))
+            try:
+                return await work()
+            except SpaceConnectionLost as error:
+                lost = error
+            except SpaceRefused as error:
+                raise SpaceUnavailable(f"the Space {self._name} cannot be used: {error}") from error
+        raise SpaceUnavailable(f"the connection to the Space {self._name} was lost {_TRIES} times in a row") from lost
+
+
+EXTERNAL_PIN = (1 << 62) + 1
+"""What pins the contents of changes that no call made; above every id."""
+
+
+def _reason(decision: Decision, stand: Stand) -> str:
+    match decision:
+        case "restore":
+            return "the workspace was not that of the attempt any more"
+        case "reattach":
+            return "its command was still running"
+        case "adopt":
+            return "its command had ended"
+        case "void" | "again":
+            return "its command had not been started"
+        case "undo":
+            return f"its command could not be adopted ({stand.command})"
