@@ -38,7 +38,8 @@ async def commit(report):
     while True:
         for _ in range(chance.randrange(1, 6)):
             entries = [line.entry(1, data="x" * chance.choice([10, 5000])) for _ in range(2)]
-            batch = line.batch(entries=entries, contents=[content(line.seq + 1)], pins=[(1 + line.seq % 9, digest(line.seq + 1))])
+            seq = line.seq + 1
+            batch = line.batch(entries=entries, contents=[content(seq)], pins=[(1 + seq % 9, digest(seq))])
             future = line.storage.commit(batch)
             future.add_done_callback(lambda future, seq=line.seq: told(future, seq))
         await future
