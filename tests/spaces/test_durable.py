@@ -1,0 +1,328 @@
+"""A durable Space under an agent: what becomes of calls and files when something ends in between (S130 to S162)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure.harness.documents import ToolResultData
+from perdure.harness.environment import ExecutionEnvironment
+from perdure.harness.harness import Harness
+from perdure.harness.messages import decode_messages
+from perdure.harness.registry import Extension
+from perdure.harness.tool import AnyTool, tool
+from perdure.kernel.reports import Report
+from perdure.spaces.documents import SpaceImage, SpaceState
+from perdure.spaces.durable import durable_space
+from perdure.spaces.local import LocalSpaces
+from perdure.spaces.settings import RerunPolicy
+from perdure.storage.memory import MemoryStorage
+from perdure.testing.model import Call, Calls, Say, ScriptedModel, call, say
+from perdure.tools.coding import coding_tools
+
+
+@tool(effects="space")
+async def twice(environment: ExecutionEnvironment) -> str:
+    """Two commands: no outcome of it can be adopted."""
+    await environment.exec("echo one >> log")
+    await environment.exec("echo two >> log; while [ ! -e ../gate ]; do sleep 0.02; done")
+    return "both"
+
+
+@tool(effects="world", replay="unsafe")
+async def outside(environment: ExecutionEnvironment) -> str:
+    """It may do anything."""
+    await environment.exec("echo out >> log; while [ ! -e ../gate ]; do sleep 0.02; done")
+    return "out"
+
+
+class World:
+    """What outlives a process: the log, the Spaces, and the gate that commands wait for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.storage = MemoryStorage()
+        self.spaces = LocalSpaces(folder / "spaces")
+        self.reports: list[Report] = []
+        self.harness: Harness
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "spaces" / "one" / "workspace"
+
+    @property
+    def gate(self) -> Path:
+        return self.workspace.parent / "gate"
+
+    @asynccontextmanager
+    async def open(
+        self, *replies: Call | Calls | Say, tools: tuple[AnyTool, ...] = (twice, outside), rerun: RerunPolicy = "rerun"
+    ) -> AsyncIterator[Harness]:
+        space = await self.spaces.open("one")
+        async with Harness.open(
+            self.storage,
+            models=ScriptedModel({"go": [*replies, say("done")]}),
+            extensions=[coding_tools(), Extension("own", tools=list(tools))],
+            environment=durable_space(space, rerun=rerun),
+            on_report=self.reports.append,
+            drain_ms=2_000,
+        ) as harness:
+            self.harness = harness
+            yield harness
+
+    async def crash(self) -> None:
+        """As if the process ended now."""
+        self.storage = self.storage.snapshot()
+        self.harness.session.fail(ConnectionError("killed"))
+        await self.harness.close()
+        self.reports.clear()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(3000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it never came to that")
+
+    async def kill_daemon(self) -> None:
+        space = await self.spaces.open("one")
+        async with await space.connect() as client:
+            os.kill(client.seen.pid, signal.SIGKILL)
+
+    def lines(self, name: str = "log") -> list[str]:
+        path = self.workspace / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    async def results(self) -> list[tuple[str | None, str]]:
+        root = await self.harness.root()
+        entries = [e for e in await root.entries() if e.kind == "pi.tool-result"]
+        return [
+            (e.data_as(ToolResultData).code, getattr(decode_messages(e.raw_messages)[0], "text", "")) for e in entries
+        ]
+
+    async def state(self) -> SpaceState:
+        state = await self.harness.session.snapshot(SpaceState, key="one")
+        assert state is not None
+        return state
+
+    async def recovered(self) -> list[str]:
+        return [note["kind"] for note in (await self.state()).recoveries]
+
+    async def check(self) -> None:
+        """The log's image is the workspace."""
+        found = await self.harness.session.snapshot(SpaceImage, key="one")
+        assert found is not None
+        held = {
+            f"{directory}/{name}".lstrip("/"): entry[1:3] if entry[0] == "f" else entry[0]
+            for directory, names in found.dirs.items()
+            for name, entry in names.items()
+        }
+        there: dict[str, object] = {}
+        for path in self.workspace.rglob("*"):
+            stat = path.lstat()
+            kind = "l" if path.is_symlink() else "d" if path.is_dir() else [stat.st_mode & 0o7777, stat.st_size]
+            there[str(path.relative_to(self.workspace))] = kind
+        assert there == held
+        assert (await self.state()).open is None
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    yield world
+    await world.spaces.delete("one")
+
+
+async def go(harness: Harness) -> str:
+    submission = await (await harness.root()).submit("go", request_id="one")
+    return (await submission.answer()).text
+
+
+WAIT = "echo one >> log; while [ ! -e ../gate ]; do sleep 0.02; done; echo two >> log; echo said"
+
+
+async def begun(world: World, *replies: Call | Calls | Say, line: str = "one") -> None:
+    """A process whose call is under way when it ends."""
+    async with world.open(*replies) as harness:
+        await (await harness.root()).submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: line in world.lines())
+        await world.crash()
+
+
+async def test_a_command_that_still_runs_is_reattached_s152(world: World) -> None:
+    await begun(world, call("bash", command=WAIT))
+    async with world.open(call("bash", command=WAIT)) as harness:
+        harness.resume()
+        await world.until(lambda: any(r.type == "call_reattached" for r in world.reports))
+        world.gate.touch()
+        assert await go(harness) == "done"
+        assert world.lines() == ["one", "two"]
+        assert await world.results() == [(None, "said\n")]
+        assert await world.recovered() == ["reattached"]
+        await world.check()
+
+
+async def test_a_command_that_ended_meanwhile_is_adopted_s153(world: World) -> None:
+    await begun(world, call("bash", command=WAIT))
+    world.gate.touch()
+    await world.until(lambda: "two" in world.lines())
+    await asyncio.sleep(0.3)  # until its shim has recorded the exit, which nothing here can see
+    async with world.open(call("bash", command=WAIT)) as harness:
+        assert await go(harness) == "done"
+        assert world.lines() == ["one", "two"]
+        assert await world.results() == [(None, "said\n")]
+        assert await world.recovered() in (["adopted"], ["reattached"])
+        await world.check()
+
+
+async def test_a_tool_of_several_commands_is_undone_and_run_again_s157(world: World) -> None:
+    await begun(world, call("twice"), line="two")
+    world.gate.touch()
+    async with world.open(call("twice")) as harness:
+        assert await go(harness) == "done"
+        assert world.lines() == ["one", "two"]
+        assert await world.results() == [(None, "both")]
+        assert await world.recovered() == ["rerun"]
+        await world.check()
+
+
+async def test_what_may_not_run_again_is_undone_and_interrupted_s159(world: World) -> None:
+    await begun(world, call("outside"), line="out")
+    async with world.open(call("outside")) as harness:
+        assert await go(harness) == "done"
+        assert world.lines() == []
+        assert [code for code, _ in await world.results()] == ["interrupted"]
+        assert await world.recovered() == ["interrupted"]
+        await world.check()
+
+
+async def test_a_host_may_want_undone_calls_interrupted_s159(world: World) -> None:
+    await begun(world, call("twice"), line="two")
+    async with world.open(call("twice"), rerun="interrupt") as harness:
+        assert await go(harness) == "done"
+        assert world.lines() == []
+        assert [code for code, _ in await world.results()] == ["interrupted"]
+        await world.check()
+
+
+async def test_a_daemon_that_dies_under_a_command_is_nobodys_result_s160(world: World) -> None:
+    async with world.open(call("bash", command=WAIT)) as harness:
+        await (await harness.root()).submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: "one" in world.lines())
+        await world.kill_daemon()
+        await world.until(lambda: any(r.type == "call_reattached" for r in world.reports))
+        world.gate.touch()
+        assert await go(harness) == "done"
+        assert world.lines() == ["one", "two"]
+        assert await world.results() == [(None, "said\n")]
+        await world.check()
+
+
+async def test_a_lost_space_comes_back_from_the_log_s150(world: World) -> None:
+    async with world.open(call("bash", command="echo kept > kept; ln -s kept link; mkdir -m 700 empty")) as harness:
+        assert await go(harness) == "done"
+        await world.check()
+    await world.spaces.delete("one")
+    async with world.open(call("bash", command="cat kept")) as harness:
+        submission = await (await harness.root()).submit("go", request_id="two")
+        assert (await submission.answer()).text == "done"
+        assert (await world.results())[-1] == (None, "kept\n")
+        assert os.readlink(world.workspace / "link") == "kept"
+        assert (world.workspace / "empty").stat().st_mode & 0o777 == 0o700
+        await world.check()
+
+
+async def test_a_space_lost_under_a_call_is_restored_and_the_call_run_again_s150(world: World) -> None:
+    async with world.open(call("bash", command="echo zero >> log"), call("bash", command=WAIT)) as harness:
+        await (await harness.root()).submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: "one" in world.lines())
+        await world.spaces.delete("one")
+        await world.until(lambda: world.lines() == ["zero", "one"])
+        world.gate.touch()
+        assert await go(harness) == "done"
+        assert world.lines() == ["zero", "one", "two"]
+        assert await world.recovered() == ["rerun"]
+        await world.check()
+
+
+async def test_what_others_change_between_calls_is_kept_and_committed_s145(world: World) -> None:
+    async with world.open(call("write", path="a", content="agent\n")) as harness:
+        assert await go(harness) == "done"
+        (world.workspace / "mine").write_text("user\n")
+        (world.workspace / "a").write_text("edited by hand\n")
+        submission = await (await harness.root()).submit("go", request_id="two")
+        await submission.answer()
+        assert (world.workspace / "mine").read_text() == "user\n"
+        assert (await world.state()).external == 2, "the first image, and this change"
+        await world.check()
+
+
+async def test_an_existing_tree_is_the_first_image_s145(world: World) -> None:
+    space = await world.spaces.open("one")
+    (world.workspace / "old").mkdir()
+    (world.workspace / "old" / "file").write_text("there before\n")
+    assert space.name == "one"
+    async with world.open(call("bash", command="cat old/file")) as harness:
+        assert await go(harness) == "done"
+        assert await world.results() == [(None, "there before\n")]
+        await world.check()
+
+
+async def test_a_call_that_leaves_what_no_image_holds_is_undone_s140(world: World) -> None:
+    async with world.open(call("bash", command="echo a > a; mkfifo pipe")) as harness:
+        assert await go(harness) == "done"
+        ((code, text),) = await world.results()
+        assert code is None
+        assert "special files" in text
+        assert "pipe" in text
+        assert list(world.workspace.iterdir()) == []
+        await world.check()
+
+
+async def test_a_change_made_during_an_undone_call_is_in_the_recovery_folder_s142(world: World) -> None:
+    await begun(world, call("twice"), line="two")
+    (world.workspace / "mine").write_text("typed while the agent worked\n")
+    world.gate.touch()
+    async with world.open(call("twice")) as harness:
+        assert await go(harness) == "done"
+        assert not (world.workspace / "mine").exists()
+        (report,) = [r for r in world.reports if r.type == "space_recovery"]
+        kept = [p for p in (world.folder / "spaces" / "one").rglob("mine") if "recovery" in str(p)]
+        assert [p.read_text() for p in kept] == ["typed while the agent worked\n"]
+        assert "moved to" in report.message
+        await world.check()
+
+
+async def test_two_conversations_have_the_space_one_after_the_other_s146(world: World) -> None:
+    script = "n=$(cat n 2>/dev/null || echo 0); sleep 0.05; echo $((n + 1)) > n"
+    async with world.open(call("bash", command=script), call("bash", command=script)) as harness:
+        handles = [await harness.create_conversation() for _ in range(3)]
+        submissions = [await handle.submit("go") for handle in handles]
+        for submission in submissions:
+            assert (await submission.answer()).text == "done"
+        assert (world.workspace / "n").read_text() == "6\n"
+        await world.check()
+
+
+async def test_an_abort_stops_the_command_and_the_log_has_what_it_left_s161(world: World) -> None:
+    async with world.open(call("bash", command=WAIT)) as harness:
+        root = await harness.root()
+        await root.submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: "one" in world.lines())
+        await root.abort()
+        assert [code for code, _ in await world.results()] == ["aborted"]
+        await world.check()
+        world.gate.touch()
+        submission = await root.submit("go", request_id="two")
+        assert (await submission.answer()).text == "done"
+        await world.check()
