@@ -17,6 +17,7 @@ from perdure.harness.model import ModelRequest
 from perdure.harness.submission import Unanswered
 from perdure.harness.tool import tool
 from perdure.kernel.errors import ConversationOpen, InvalidTransition, NotFound
+from perdure.kernel.json import JsonValue
 from perdure.kernel.observation import WatchEnded
 from perdure.kernel.records import from_raw
 from perdure.storage.memory import MemoryStorage
@@ -330,7 +331,8 @@ async def test_by_mail_too_what_is_not_closed_is_aborted_only_if_asked_h181_h183
         assert await answered(storage, mail) == (True, {"deleted": [conversation.id]})
         with pytest.raises(Unanswered, match="aborted"):
             await waiting
-        for body in ({"conversations": [conversation.id], "abort": True}, {"conversations": "all"}):
+        wrong: tuple[JsonValue, ...] = ({"conversations": [conversation.id], "abort": True}, {"conversations": "all"})
+        for body in wrong:
             assert not (await answered(storage, storage.post("delete", body, now=0)))[0]
 
 
