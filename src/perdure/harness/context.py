@@ -38,8 +38,8 @@ from perdure.kernel.records import NULL, EntryRecord
 LEFT_OUT = frozenset({"error", "aborted"})
 """Stop reasons of answers that the model never sees again (rule H60)."""
 
-OVERHEAD = 500
-"""Bytes that an entry takes in memory beside its messages, roughly."""
+OVERHEAD = 250
+"""Bytes that an entry takes in memory beside its messages as JSON once somebody looked at them, roughly."""
 NO_RESULT = "No result of this call was recorded; whether it had an effect is unknown."
 
 
