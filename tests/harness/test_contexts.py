@@ -78,6 +78,21 @@ async def test_after_a_reopen_it_is_read_once_from_the_newest_head_on_h56_h62(mo
         ]
 
 
+async def test_what_no_adapter_looks_at_stays_encoded_h62() -> None:
+    """A long history takes what it takes in storage, not what its objects would."""
+    storage = MemoryStorage()
+    async with opened(ScriptedModel(lambda request: say("x")), storage=storage) as harness:
+        root = await harness.root()
+        for _ in range(20):
+            await (await root.submit("hi")).wait()
+    model = ScriptedModel(lambda request: say(str(len(request.messages)) + str(request.messages[-1])[:4]))
+    async with opened(model, storage=storage) as harness:
+        root = await harness.root()
+        assert (await (await root.submit("now")).answer()).text == "41User"
+        context = harness._host.contexts._held[root.id].context
+        assert [type(piece).__name__ for piece in context._list[1:]] == [*["bytes"] * 40, "UserMessage"]
+
+
 async def test_opening_and_looking_read_no_history_h62() -> None:
     storage = Counting()
     async with opened(ScriptedModel(lambda request: say("x")), storage=storage) as harness:
