@@ -60,7 +60,7 @@ JOBS: Final = (
     ),
     Job("test-again", f"Run {TESTS} again.", "run", {"command": TESTS}),
     Job("list", f"Run {LISTING}", "run", {"command": LISTING}),
-    Job("report", f"Write into REPORT.md: {REPORT}", "write", {"path": "REPORT.md", "content": REPORT}),
+    Job("report", f"Write this text into REPORT.md: {REPORT}", "write", {"path": "REPORT.md", "content": REPORT}),
     *(
         Job(f"order-{item}", f"Order {item}, count {count}.", "order", {"item": item, "count": count})
         for item, count in TO_ORDER
