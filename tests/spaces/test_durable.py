@@ -20,6 +20,7 @@ from perdure.harness.tool import AnyTool, tool
 from perdure.kernel.reports import Report
 from perdure.spaces.documents import SpaceImage, SpaceState
 from perdure.spaces.durable import durable_space
+from perdure.spaces.environment import CallOver
 from perdure.spaces.local import LocalSpaces
 from perdure.spaces.settings import RerunPolicy
 from perdure.storage.memory import MemoryStorage
@@ -263,6 +264,47 @@ async def test_what_others_change_between_calls_is_kept_and_committed_s145(world
         await submission.answer()
         assert (world.workspace / "mine").read_text() == "user\n"
         assert (await world.state()).external == 2, "the first image, and this change"
+        await world.check()
+
+
+async def test_what_no_image_holds_any_more_is_reclaimed_s163(world: World) -> None:
+    big = "head -c 300000 /dev/urandom > big"
+    async with world.open(
+        call("bash", command=big), call("bash", command=big), call("bash", command="rm big")
+    ) as harness:
+        assert await go(harness) == "done"
+        await world.check()
+    async with world.open(call("bash", command="echo a > a")) as harness:
+        submission = await (await harness.root()).submit("go", request_id="two")
+        await submission.answer()
+
+        async def stored() -> int:
+            return (await world.storage.size()).contents
+
+        for _ in range(300):
+            if await stored() == 2:
+                break
+            await asyncio.sleep(0.01)
+        assert await stored() == 2, "the two bytes of a"
+        await world.check()
+
+
+async def test_a_handle_that_outlives_its_call_does_nothing_s114(world: World) -> None:
+    kept: list[ExecutionEnvironment] = []
+
+    @tool(effects="space")
+    async def leak(environment: ExecutionEnvironment) -> str:
+        """Leak."""
+        await environment.write_file("a", b"in time")
+        kept.append(environment)
+        return "leaked"
+
+    async with world.open(call("leak"), tools=(leak,)) as harness:
+        assert await go(harness) == "done"
+        for work in (kept[0].write_file("a", b"late"), kept[0].read_file("a"), kept[0].exec("echo late > a")):
+            with pytest.raises(CallOver):
+                await work
+        assert world.lines("a") == ["in time"]
         await world.check()
 
 

@@ -160,11 +160,13 @@ class CallEnvironment:
             return await self._writing().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=on_output)
 
     def _reading(self) -> SpaceEnvironment:
+        self._scope.check_turn(self._call)
         if self._changing is not None:
             return self._changing
         return SpaceEnvironment(self._scope.client, call=0, attempt=0, nonce="", outputs=self._outputs)
 
     def _writing(self) -> SpaceEnvironment:
+        self._scope.check_turn(self._call)
         if self._changing is None:
             intent = self._scope.intent(self._call)
             self._changing = SpaceEnvironment(

@@ -31,6 +31,7 @@ from perdure.spaces import image
 from perdure.spaces.capture import Captured, UnfitForImage, capture
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import KEPT_RECOVERIES, OpenIntent, RecoveryKind, RecoveryNote, SpaceImage, SpaceState
+from perdure.spaces.environment import CallOver
 from perdure.spaces.errors import (
     ContentChanged,
     ScanForgotten,
@@ -42,6 +43,7 @@ from perdure.spaces.errors import (
 from perdure.spaces.hold import Hold
 from perdure.spaces.image import Tree
 from perdure.spaces.provider import SpaceProvider
+from perdure.spaces.reclaim import Reclaiming
 from perdure.spaces.recovery import Decision, Stand, decide
 from perdure.spaces.restore import restore
 from perdure.spaces.settings import SpaceSettings
@@ -69,6 +71,7 @@ class SpaceScope:
         self._settings = settings
         self._session: Session | None = None
         self._hold: Hold | None = None
+        self._reclaiming: Reclaiming | None = None
         self._turns = Turns()
         self._captured: dict[int, Captured] = {}
         """Of calls whose outcome is not committed yet."""
@@ -90,6 +93,11 @@ class SpaceScope:
         if client is None or client.admission is None:
             raise SpaceConnectionLost("not_advanced", f"the Space {self._name} is not taken")
         return client
+
+    def check_turn(self, call: OpenCall) -> None:
+        """Raises CallOver once the call's turn has ended (rule S114)."""
+        if not self._turns.has(call.id):
+            raise CallOver("the call this environment belongs to has ended")
 
     def intent(self, call: OpenCall) -> OpenIntent:
         """The intent of the call's present attempt. Raises SpaceConnectionLost while there is none."""
@@ -118,6 +126,7 @@ class SpaceScope:
     async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
         self._session = session
         self._hold = Hold(session, self._provider, self._name)
+        self._reclaiming = Reclaiming(session)
         self._turns = Turns()
         for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
             kept.clear()
@@ -128,6 +137,8 @@ class SpaceScope:
 
     async def detach(self) -> None:
         hold, self._hold, self._session = self._hold, None, None
+        if self._reclaiming is not None:
+            await self._reclaiming.stop()
         if hold is not None:
             await hold.close()
 
@@ -211,6 +222,8 @@ class SpaceScope:
             commit=number, scan=self._settled.get(call.id), floor=self._above(call), thaw=True
         )
         self._held().image = stand.image
+        if self._reclaiming is not None:
+            self._reclaiming.image_made()
 
     # --- recovery ----------------------------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ class Turns:
                 self._go_on()
             raise
 
+    def has(self, id: int) -> bool:
+        return self._changing == id or id in self._reading
+
     def give(self, id: int) -> None:
         """The turn is over; nothing happens if there was none."""
         if self._changing == id:
