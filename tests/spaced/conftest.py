@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from spaced_wire import Driver, Space, hang_up
-
-CONTAINMENTS = ("cgroup2", "cgroup1", "none")
+from spaced_wire import Driver, Space, Wire, hang_up
 
 
 @pytest.fixture
@@ -24,6 +22,26 @@ def make_space(tmp_path: Path) -> Iterator[Callable[..., Space]]:
     hang_up()
     for space in made:
         space.down()
+    hang_up()
+
+
+@pytest.fixture(scope="module")
+def shared_space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Space]:
+    """One daemon for all tests of a module that leave it as it was."""
+    space = Space(tmp_path_factory.mktemp("shared"), "--testing-crash-points").up()
+    yield space
+    space.down()
+
+
+@pytest.fixture
+def shared(shared_space: Space) -> Iterator[Driver]:
+    """A driver of the shared daemon, of an epoch of its own; the workspace is its log's image 1."""
+    wire = Wire(shared_space.address)
+    epoch = (wire.hello["fence"] or {"epoch": 0})["epoch"] + 1
+    driver = shared_space.driver(epoch, log=f"log-{epoch}")
+    driver.advance()
+    driver.settle_first()
+    yield driver
     hang_up()
 
 

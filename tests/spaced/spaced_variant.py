@@ -1,7 +1,7 @@
 """Runs spaced with parts of it replaced, for what a test cannot bring about: ``spaced_variant.py PATCH... -- WORDS...``
 
 ``boot=ID``: another boot of the machine. ``syncs=FILE``: a line in FILE for every flush of the workspace.
-``unsynced=FILE``: the same, and nothing is flushed. ``no-children``: a kernel without /proc/PID/task/TID/children.
+``stall=SECONDS``: the bound on slow clients. ``no-children``: a kernel without /proc/PID/task/TID/children.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main() -> int:
                     file.write("sync\n")
 
             spaced.sync_filesystem = logged
+        elif name == "stall":
+            spaced.STALL_S = float(value)
         elif name == "no-children":
 
             def refused(pid: int) -> list[int]:

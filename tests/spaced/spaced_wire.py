@@ -21,6 +21,7 @@ from perdure.spaced import SPACED
 
 TOKEN = "a-token-for-tests-0123456789"
 CHUNK = 1 << 20
+CONTAINMENTS = ("cgroup2", "cgroup1", "none")
 OPENED: list[socket.socket] = []
 """Every socket dialled; closed when the test that dialled it has ended."""
 VARIANT = Path(__file__).with_name("spaced_variant.py")
@@ -63,7 +64,7 @@ class Wire:
         if token is not None:
             self.hello = self.call("hello", token=token, protocol=1)[0]
 
-    def send(self, op: str, body: bytes = b"", **fields: Any) -> None:
+    def send(self, op: str, body: bytes = b"", /, **fields: Any) -> None:
         self.send_raw({"op": op, **fields}, body)
 
     def send_raw(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -87,7 +88,7 @@ class Wire:
             raise Refused(header["error"])
         return header["result"], body
 
-    def call(self, op: str, body: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def call(self, op: str, body: bytes = b"", /, **fields: Any) -> tuple[dict[str, Any], bytes]:
         self.send(op, body, **fields)
         return self.receive()
 
@@ -135,13 +136,13 @@ class Driver(Wire):
         other.number, other.admission = self.number, dict(self.admission)
         return other
 
-    def ask(self, op: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
+    def ask(self, op: str, body: bytes = b"", /, **fields: Any) -> dict[str, Any]:
         return self.call(op, body, **self.admission, **fields)[0]
 
-    def ask_body(self, op: str, body: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def ask_body(self, op: str, body: bytes = b"", /, **fields: Any) -> tuple[dict[str, Any], bytes]:
         return self.call(op, body, **self.admission, **fields)
 
-    def send_asked(self, op: str, body: bytes = b"", **fields: Any) -> None:
+    def send_asked(self, op: str, body: bytes = b"", /, **fields: Any) -> None:
         self.send(op, body, **self.admission, **fields)
 
     # --- what tests do all the time

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from spaced_wire import Driver, Refused, Space, alive, eventually, key
-
-from conftest import CONTAINMENTS
+from spaced_wire import CONTAINMENTS, Driver, Refused, Space, alive, eventually, key
 
 MakeSpace = Callable[..., Space]
 

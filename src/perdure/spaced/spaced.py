@@ -499,11 +499,11 @@ class Journal:
             fresh = Ledger()
             self.ledger.__dict__.update(fresh.__dict__)
         while True:
-            block = os.pread(self.fd, 65536, self.position)
+            block = os.pread(self.fd, 2048, self.position)
             if not block or block[0] == 0:
                 return
             end = block.find(b"\n")
-            while end < 0 and len(block) % 65536 == 0 and b"\0" not in block:
+            while end < 0 and b"\0" not in block:
                 more = os.pread(self.fd, 65536, self.position + len(block))
                 if not more:
                     break
@@ -879,6 +879,7 @@ def shim_main(descriptor: int, setting: Setting) -> None:
     os.umask(0o022)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     channel = socket.socket(fileno=descriptor)
+    shim = Shim(channel, setting)
     for _ in range(SHIM_RUNS):
         job = receive_message(channel)
         if job is None:
@@ -893,7 +894,7 @@ def shim_main(descriptor: int, setting: Setting) -> None:
                 fail = fail_of(error)
                 answer = {"fail": [fail.code, fail.message, fail.more]}
         else:
-            answer = Shim(channel, setting, job).run()
+            answer = shim.run(job)
         try:
             send_message(channel, answer)
         except OSError:
@@ -901,31 +902,38 @@ def shim_main(descriptor: int, setting: Setting) -> None:
 
 
 class Shim:
-    """One run of one command: record started, run, record exit."""
+    """Runs commands: record started, run, record exit."""
 
-    def __init__(self, channel: socket.socket, setting: Setting, job: Json) -> None:
+    def __init__(self, channel: socket.socket, setting: Setting) -> None:
         self.channel = channel
         self.setting = setting
-        self.job = job
-        self.id: str = job["x"]
-        state_fd = os.open(setting.state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.state_fd = state_fd
+        self.job: Json = {}
+        self.id = ""
+        self.state_fd = os.open(setting.state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.ledger = Ledger()
-        self.journal = Journal(state_fd, self.ledger)
+        self.journal = Journal(self.state_fd, self.ledger)
+        self.resolver = Resolver(setting.workspace)
+        self.boot = boot_id()
+        self.environment = dict(os.environ)
+        self.identity = {
+            "pid": os.getpid(),
+            "ticks": start_ticks(os.getpid()),
+            "boot": self.boot,
+            "namespace": pid_namespace(),
+        }
 
-    def run(self) -> Json:
+    def run(self, job: Json) -> Json:
+        self.job = job
+        self.id = job["x"]
         try:
             return self._run()
         finally:
             os.chdir("/")
-            os.close(self.journal.lock_fd)
-            if self.journal.fd >= 0:
-                os.close(self.journal.fd)
-            os.close(self.state_fd)
 
     def _run(self) -> Json:
         self.point("shim.before_started")
-        self._adopt_knowledge()
+        if self.journal.fd < 0:
+            self._adopt_knowledge()
         cgroup = self._cgroup()
         try:
             output = self._record_started(cgroup)
@@ -943,9 +951,9 @@ class Shim:
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, str(error.errno))
             end = {"cause": "not_started", "errno": name, "reason": os.strerror(error.errno or 0)}
-            self._tell({"started": self.journal.position, "pid": 0})
+            self._tell({"started": self._flushed(), "pid": 0})
         else:
-            self._tell({"started": self.journal.position, "pid": pid})
+            self._tell({"started": self._flushed(), "pid": pid})
             self.point("shim.running")
             end = self._wait(pid, output, cgroup, begun)
         end["ms"] = int((time.monotonic() - begun) * 1000)
@@ -955,7 +963,10 @@ class Shim:
         self._record_exit(end)
         self.point("shim.exit")
         left = False if cgroup is None else not cgroup.remove()
-        return {"exit": self.journal.position, "left": left}
+        return {"exit": self._flushed(), "left": left}
+
+    def _flushed(self) -> list[int]:
+        return [self.journal.inode, self.journal.position]
 
     def _tell(self, message: Json) -> None:
         with contextlib.suppress(OSError):  # the daemon is gone; the next one reads the ledger
@@ -1009,10 +1020,7 @@ class Shim:
                             "x": self.id,
                             "key": key,
                             "epoch": fence["epoch"],
-                            "pid": os.getpid(),
-                            "ticks": start_ticks(os.getpid()),
-                            "boot": boot_id(),
-                            "namespace": pid_namespace(),
+                            **self.identity,
                             "digest": job["digest"],
                             "at": now_ms(),
                             "cgroup": None if cgroup is None else cgroup.path,
@@ -1036,7 +1044,7 @@ class Shim:
                         return
                     if command.stop is not None and end["cause"] == "exit":
                         end["cause"] = command.stop
-                    self.journal.append([{"t": "exit", "x": self.id, "boot": boot_id(), **end}])
+                    self.journal.append([{"t": "exit", "x": self.id, "boot": self.boot, **end}])
                     return
             except (OSError, Fail):
                 if time.monotonic() > deadline:
@@ -1045,22 +1053,19 @@ class Shim:
 
     def _spawn(self, output: int, cgroup: Cgroup | None) -> int:
         job = self.job
-        resolver = Resolver(self.setting.workspace)
         try:
-            with resolver.directory(raw_of(job["cwd"], "cwd")) as directory:
+            with self.resolver.directory(raw_of(job["cwd"], "cwd")) as directory:
                 os.fchdir(directory)
         except Fail as fail:
             numbers = {"not_found": errno.ENOENT, "not_a_directory": errno.ENOTDIR, "outside_workspace": errno.EXDEV}
             raise OSError(numbers.get(fail.code, errno.EACCES), "cwd") from None
-        finally:
-            resolver.close()
-        environment = dict(os.environ)
+        environment = dict(self.environment)
         for name, value in job["env"].items():
             if value is None:
                 environment.pop(name, None)
             else:
                 environment[name] = value
-        environment[TAG] = " ".join([*os.environ.get(TAG, "").split()[-15:], f"{self.setting.space}/{self.id}"])
+        environment[TAG] = " ".join([*self.environment.get(TAG, "").split()[-15:], f"{self.setting.space}/{self.id}"])
         argv: list[str] = job["argv"]
         program = find_program(argv[0], environment.get("PATH", os.defpath))
         if cgroup is not None:
@@ -1370,9 +1375,9 @@ def look_through(workspace: str, query: Json) -> Json:
     """walk, glob and grep. They run in a process of their own: a pattern can take for ever (rule S38)."""
     resolver = Resolver(workspace)
     try:
-        base = raw_of(query["path"], "path").strip(b"/")
+        base = raw_of(query["path"], "path")
         with resolver.directory(base) as descriptor:
-            prefix = b"" if base in (b"", b".") else base + b"/"
+            prefix = b"" if base in (b"", b".") else base.rstrip(b"/") + b"/"
             return {"walk": _walk, "glob": _glob, "grep": _grep}[query["op"]](descriptor, prefix, query)
     finally:
         resolver.close()
@@ -2548,9 +2553,10 @@ class Daemon:
 
     # --- what lives in the Space
 
-    def flushed_to(self, position: int) -> None:
-        """A shim says that the journal is flushed to here."""
-        self.journal.flushed = max(self.journal.flushed, position)
+    def flushed_to(self, place: Sequence[int]) -> None:
+        """A shim says that the journal of this inode is flushed to here."""
+        if place[0] == self.journal.inode:
+            self.journal.flushed = max(self.journal.flushed, place[1])
 
     def refresh(self) -> None:
         """See what shims wrote, and only what is on disk."""
@@ -2767,7 +2773,7 @@ class Daemon:
         except FileNotFoundError:
             return b""
         try:
-            return os.pread(descriptor, length, offset)
+            return os.pread(descriptor, min(length, max(0, os.fstat(descriptor).st_size - offset)), offset)
         finally:
             os.close(descriptor)
 
@@ -2828,6 +2834,7 @@ class Daemon:
             count_of(value, name, 1 << 50, 1)
         wait_ms = args.number("wait_ms", WAIT_MS, default=0)
         offset, length = args.number("offset", 1 << 50, default=0), args.number("length", BODY_BYTES, default=0)
+        patient = args.flag("until_exit")
         args.done()
         digest = sha256(compact([words, text_of(cwd), timeout_ms, sorted(limits.items())]))
         yield from self.point("start.admitted")
@@ -2880,21 +2887,22 @@ class Daemon:
                         "the shim was killed before it recorded anything; this key may be void or started again",
                     )
             yield from self.point("start.answered")
-        result, body = yield from self._waited(key, wait_ms, offset, length)
+        result, body = yield from self._waited(key, wait_ms, offset, length, patient)
         result["fresh"] = fresh
         return result, body
 
-    def _waited(self, key: Key, wait_ms: int, offset: int, length: int) -> Steps:
+    def _waited(self, key: Key, wait_ms: int, offset: int, length: int, patient: bool) -> Steps:
         name = exec_id(key)
         deadline = time.monotonic() + wait_ms / 1000
         pause = 0.01
         while True:
             if name not in self.runs or time.monotonic() >= deadline:
                 break
-            if length and self._output_size(name) > offset:
+            watches = length > 0 and not patient
+            if watches and self._output_size(name) > offset:
                 break
             end = self.ends.setdefault(name, Event())
-            until = deadline if not length else min(deadline, time.monotonic() + pause)
+            until = deadline if not watches else min(deadline, time.monotonic() + pause)
             pause = min(pause * 1.5, 0.1)
             yield Wait(until, end)
         result = self.command_json(key)
@@ -2908,8 +2916,9 @@ class Daemon:
         key = self._key(args)
         wait_ms = args.number("wait_ms", WAIT_MS, default=0)
         offset, length = args.number("offset", 1 << 50, default=0), args.number("length", BODY_BYTES, default=0)
+        patient = args.flag("until_exit")
         args.done()
-        return (yield from self._waited(key, wait_ms, offset, length))
+        return (yield from self._waited(key, wait_ms, offset, length, patient))
 
     def op_look(self, _task: Task, args: Args) -> Steps:
         assert self.ledger.fence is not None
@@ -3000,6 +3009,7 @@ class Daemon:
             "restoring": self.restore is not None,
             "commands": commands,
             "living": len(living),
+            "connections": sum(connection.known for connection in self.loop.connections),
             "limits": {
                 "header_bytes": HEADER_BYTES, "body_bytes": BODY_BYTES, "wait_ms": WAIT_MS,
                 "connections": self.options.connections, "keys": KEYS, "running": RUNNING, "page": PAGE,
