@@ -64,10 +64,12 @@ class DocumentChange:
 class LoadedDocument:
     """An address in use."""
 
-    __slots__ = ("address", "holds", "settled", "sources", "staged", "used_at")
+    __slots__ = ("address", "holds", "kept", "settled", "sources", "staged", "used_at")
 
     def __init__(self, address: Address, state: DocState) -> None:
         self.address = address
+        self.kept = False
+        """In the cache."""
         self.staged = state
         self.settled = state
         self.sources: dict[DocumentDefinition, Source[Document]] = {}
@@ -163,7 +165,7 @@ class DocumentCache:
         self._retention = retention
         self._loaded: dict[Address, LoadedDocument] = {}
         self._loading: dict[Address, asyncio.Future[LoadedDocument]] = {}
-        self._aging: OrderedDict[Address, LoadedDocument] = OrderedDict()
+        self._aging: OrderedDict[LoadedDocument, None] = OrderedDict()
         """The longest unused first. One that is needed may be missing: it is used once more when it no longer is."""
 
     def peek(self, address: Address) -> LoadedDocument | None:
@@ -176,15 +178,16 @@ class DocumentCache:
         """Bring in an address whose stored state is known without reading (nothing can live there yet)."""
         assert address not in self._loaded, "an address is loaded once"
         document = self._loaded[address] = LoadedDocument(address, state)
+        document.kept = True
         self.use(document)
         return document
 
     def use(self, document: LoadedDocument) -> None:
         """It was used just now: the retention counts from here."""
-        if self._loaded.get(document.address) is document:
+        if document.kept:
             document.used_at = self._now()
-            self._aging[document.address] = document
-            self._aging.move_to_end(document.address)
+            self._aging[document] = None
+            self._aging.move_to_end(document)
 
     async def load(self, address: Address) -> LoadedDocument:
         """From memory, or one read however many ask. A document cannot change while it is not loaded.
@@ -220,13 +223,14 @@ class DocumentCache:
         """Let go of what was not used for the retention; called with every load and every settled commit."""
         horizon = self._now() - self._retention
         while self._aging:
-            address, document = next(iter(self._aging.items()))
+            document = next(iter(self._aging))
             if document.used_at > horizon:
                 return
-            del self._aging[address]
+            del self._aging[document]
             # What is being read must find here what a transaction put meanwhile, not read past it.
-            if not document.needed and address not in self._loading:
-                del self._loaded[address]
+            if not document.needed and document.address not in self._loading:
+                del self._loaded[document.address]
+                document.kept = False
 
 
 class ForkConflict(PerdureError):

@@ -79,7 +79,7 @@ class TransactionDocuments(TransactionReads):
         draft = self._drafts.get(address)
         if draft is not None:
             return read_state(DocState(draft.state.record, draft.definition.version, draft.recorder.value), kind)
-        return read_state(self._current(await self._load(address)), kind)
+        return read_state(self._current(self._in_memory(address) or await self._load(address)), kind)
 
     async def draft(
         self, kind: type[D], *, conversation: int | None = None, task: int | None = None, key: str = ""
@@ -90,7 +90,10 @@ class TransactionDocuments(TransactionReads):
         """
         self.check_open()
         address = self._address(kind, conversation, task, key)
-        if address not in self._drafts and self._current(await self._load(address)).record is None:
+        if address in self._drafts:
+            return self._draft(kind, address)
+        loaded = self._in_memory(address) or await self._load(address)
+        if self._current(loaded).record is None:
             if address.scope == "conversation":
                 await self.conversation(address.scope_id)
             elif address.scope == "task" and self.live_task(address.scope_id) is None:
@@ -105,7 +108,7 @@ class TransactionDocuments(TransactionReads):
         address = self._address(kind, conversation, task, key)
         if address in self._drafts:
             raise ValueError(f"{address}: a document is changed or retired in one transaction, not both")
-        loaded = await self._load(address)
+        loaded = self._in_memory(address) or await self._load(address)
         if self._current(loaded).record is None:
             raise NotFound(f"nothing lives at {address}")
         if self._copies.pop(address, None) is None:
@@ -116,6 +119,15 @@ class TransactionDocuments(TransactionReads):
         if loaded.address in self._retired:
             return ABSENT
         return self._copies.get(loaded.address, loaded.staged)
+
+    def _in_memory(self, address: Address) -> LoadedDocument | None:
+        """What is there without a read, as nearly always: it costs no step of the event loop's machinery."""
+        loaded = self._held.get(address)
+        if loaded is None:
+            loaded = self.session.documents.peek(address)
+            if loaded is not None:
+                self._hold(loaded)
+        return loaded
 
     async def _load(self, address: Address) -> LoadedDocument:
         if self._is_born(address):
@@ -139,7 +151,8 @@ class TransactionDocuments(TransactionReads):
             draft.recorder.close()
         for loaded in self._held.values():
             loaded.holds -= 1
-            self.session.documents.use(loaded)
+            if loaded.staged is loaded.settled:  # or it is used once what is staged settles
+                self.session.documents.use(loaded)
         self._held.clear()
 
     def _is_born(self, address: Address) -> bool:
@@ -193,7 +206,7 @@ class TransactionDocuments(TransactionReads):
             for address in [a for a in self._drafts if a.scope == "task" and a.scope_id == record.id]:
                 self._drafts.pop(address).recorder.close()
             for address in await self.session.task_documents(record.id):
-                loaded = await self._load(address)
+                loaded = self._in_memory(address) or await self._load(address)
                 if loaded.staged.record is not None:
                     self._retired[address] = loaded
 
