@@ -394,6 +394,15 @@ def test_a_nested_key_that_may_be_absent_can_be_deleted() -> None:
     assert job.parts == {}
 
 
+def test_a_struct_is_read_from_a_draft_that_nothing_was_written_to() -> None:
+    """The types of a class are looked at when they are first needed, and this read needs them (rule K50)."""
+
+    class Fresh(Document, kind="app.fresh", scope="session"):
+        receipt: Receipt | None = None
+
+    assert Fresh.over(Recorder({"receipt": {"label": "x"}})).receipt == Receipt("x")
+
+
 def test_a_struct_is_stored_as_json_and_read_as_a_value_of_its_own() -> None:
     recorder, job = opened()
     receipt = Receipt("label", 2.0, (1, 2), {"k": [1]})

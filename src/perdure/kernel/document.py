@@ -27,10 +27,10 @@ from typing import (
 
 from typing_extensions import dataclass_transform, override
 
-from perdure.kernel.draft import DraftObject, Recorder
+from perdure.kernel.draft import DraftList, DraftObject, Recorder
 from perdure.kernel.errors import DocumentFieldError, DocumentVersionError
 from perdure.kernel.fields import Schema
-from perdure.kernel.json import JsonValue, JsonView, copy_json, same_json
+from perdure.kernel.json import JsonValue, copy_json, same_json
 from perdure.kernel.records import ForkPolicy, History, Scope
 
 CheckpointPolicy: TypeAlias = Callable[[int, int, int], bool]
@@ -262,10 +262,12 @@ class Document:
 
     def _read(self, name: str) -> object:
         schema = self.definition.schema
-        if self._draft is not None:
-            value = self._draft[name]
-            if isinstance(value, JsonView) and name in schema.structs:
-                return schema.rich(name, value.to_json())
+        draft = self._draft
+        if draft is not None:
+            value = draft[name]
+            if type(value) is DraftObject or type(value) is DraftList:
+                schema.types()
+                return schema.rich(name, value.to_json()) if name in schema.structs else value
             return value
         stored = self._value[name]
         if not isinstance(stored, (list, dict)):

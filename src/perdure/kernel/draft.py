@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from operator import index as as_index
-from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 from typing_extensions import override
 
@@ -222,7 +222,7 @@ class _Node(JsonView):
 
     def _read(self, key: str | int, value: JsonValue) -> DraftValue:
         """What stands at ``key``, as a caller may have it."""
-        if not isinstance(value, (dict, list)):
+        if type(value) is not dict and type(value) is not list:
             return value
         child = self._children.get(key)
         if child is None:
@@ -239,9 +239,9 @@ class _Node(JsonView):
 
     def _put(self, key: str | int, value: object, *, new: bool) -> None:
         """Write at one key or (existing) index; what is the same JSON already leaves no operation."""
-        if isinstance(value, _Node) and self._children.get(key) is value:
+        if value is not None and self._children.get(key) is value:
             return  # the second half of ``draft.items += more``: the handle is put back where it is
-        path = (*self._path(), key)
+        path = (key,) if self._parent is None else (*self._path(), key)
         plain = self._copied(path, value)
         op: Op = Set(path, plain)
         if not new:
@@ -262,7 +262,7 @@ def _handle(
     key: str | int,
     value: list[JsonValue] | dict[str, JsonValue],
 ) -> DraftObject | DraftList:
-    return (DraftObject if isinstance(value, dict) else DraftList)(recorder, parent, key, value)
+    return (DraftObject if type(value) is dict else DraftList)(recorder, parent, key, value)
 
 
 def _same(old: JsonValue, new: JsonValue) -> bool:
@@ -393,8 +393,11 @@ class DraftObject(_Node, MutableMapping[str, _Item]):
         self.update(cast("Mapping[str, _Item]", other))
         return self
 
-    def _live(self) -> dict[str, JsonValue]:
-        return self._checked()
+    if TYPE_CHECKING:
+
+        def _live(self) -> dict[str, JsonValue]: ...
+    else:
+        _live = _Node._checked
 
 
 class DraftList(_Node, MutableSequence[_Item]):
@@ -534,8 +537,11 @@ class DraftList(_Node, MutableSequence[_Item]):
         self.extend(values)
         return self
 
-    def _live(self) -> list[JsonValue]:
-        return self._checked()
+    if TYPE_CHECKING:
+
+        def _live(self) -> list[JsonValue]: ...
+    else:
+        _live = _Node._checked
 
     def _at(self, index: int) -> int:
         """An index as Python understands it, as a place from the start."""

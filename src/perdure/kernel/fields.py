@@ -109,13 +109,15 @@ class Schema:
 
     def check_set(self, path: JsonPath, value: JsonValue) -> None:
         """Asked by the recorder before a write. Raises DocumentFieldError."""
-        hint = self._at(path).hint
-        if hint is Any or cast("object", type(value)) is hint:
+        place = self._at(path)
+        hint = place.hint
+        if hint is Any or type(value) is hint:
             return
         try:
-            taken: object = msgspec.convert(value, hint)
+            taken = place.converted(value)
         except msgspec.ValidationError as error:
             reason, below = reason_of(error)
+            below = below.removeprefix("[0]")  # the box
             if "[...]" in below and isinstance(value, dict):  # it does not say which key: ask one by one
                 for key, item in value.items():
                     self.check_set((*path, key), item)
@@ -136,30 +138,47 @@ class Schema:
 
     def _at(self, path: JsonPath) -> _Place:
         """The type of what stands at ``path``."""
-        types = self.types()
+        if self._types is None:
+            self.types()
         place = self._places.get(path[0])
         if place is None:
-            raise DocumentFieldError(path_text(path, at=self.kind), f"no such field; the fields are {', '.join(types)}")
-        for length, step in enumerate(path[1:], 2):
-            place = place.below(step)
+            raise DocumentFieldError(
+                path_text(path, at=self.kind), f"no such field; the fields are {', '.join(self.names)}"
+            )
+        for length in range(1, len(path)):
+            place = place.below(path[length])
             if place is None:
-                raise DocumentFieldError(path_text(path[:length], at=self.kind), "no such key in its TypedDict")
+                raise DocumentFieldError(path_text(path[: length + 1], at=self.kind), "no such key in its TypedDict")
         return place
+
+
+class _Box(msgspec.Struct):
+    value: object
 
 
 class _Place:
     """A type, and those of what may stand inside a value of it: worked out once, at the first step down, since types
     may be recursive and telling what they are made of is slow."""
 
-    __slots__ = ("_items", "_keys", "_required", "_resolved", "_values", "hint")
+    __slots__ = ("_box", "_items", "_keys", "_required", "_resolved", "_values", "hint")
 
     def __init__(self, hint: object) -> None:
         self.hint = hint
+        self._box: type[_Box] | None = None
         self._resolved = False
         self._items: _Place = self
         self._values: _Place = self
         self._keys: dict[str | int, _Place] | None = None
         self._required: frozenset[str | int] = frozenset()
+
+    def converted(self, value: JsonValue) -> object:
+        """``value`` as msgspec takes it for this type. Raises msgspec.ValidationError, its paths below ``[0]``.
+
+        A Struct around the type is what msgspec remembers a type by: 0.4 us a call, 2.5 with the bare type.
+        """
+        if self._box is None:
+            self._box = type(_Box)("Box", (_Box,), {"__annotations__": {"value": self.hint}}, array_like=True)
+        return msgspec.convert((value,), self._box).value
 
     def below(self, step: str | int) -> _Place | None:
         """What stands at a key or index; None for a key that its TypedDict does not have."""

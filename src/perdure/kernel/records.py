@@ -7,6 +7,7 @@ nothing (rule K32).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ _encoder = msgspec.json.Encoder()
 NULL = msgspec.Raw(b"null")
 EMPTY_LIST = msgspec.Raw(b"[]")
 EMPTY_OBJECT = msgspec.Raw(b"{}")
+_decode_object: Callable[[msgspec.Raw], dict[str, JsonValue]] = msgspec.json.Decoder(dict[str, object]).decode  # pyright: ignore[reportAssignmentType]
 
 
 def to_raw(value: object, *, at: str = "$") -> msgspec.Raw:
@@ -262,11 +264,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def memos(self) -> dict[str, JsonValue]:
-        return msgspec.json.decode(self.raw_memos, type=dict[str, object])  # pyright: ignore[reportReturnType]
+        return _decode_object(self.raw_memos)
 
     @property
     def signals(self) -> dict[str, JsonValue]:
-        return msgspec.json.decode(self.raw_signals, type=dict[str, object])  # pyright: ignore[reportReturnType]
+        return _decode_object(self.raw_signals)
 
     @property
     def status(self) -> TaskStatus:
