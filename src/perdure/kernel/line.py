@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import InsideTransaction
@@ -12,7 +13,14 @@ from perdure.kernel.errors import InsideTransaction
 class Line:
     """A fair lock that knows which transaction holds it, and in which asyncio task."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: float, on_slow: Callable[[object], None]) -> None:
+        """``on_slow`` is called with a transaction that holds the line longer than ``bound`` seconds (rule K58)."""
+        self._bound = bound
+        self._on_slow = on_slow
+        self._since = 0.0
+        """Since when it is held, in the event loop's time."""
+        self._watchdog: asyncio.TimerHandle | None = None
+        """One timer looks after many transactions: setting one for each costs what a tenth of a commit does."""
         self._busy = False
         """Held, or handed to a waiter that has not run yet."""
         self._owner: object = None
@@ -27,26 +35,48 @@ class Line:
                 "or leave the block first"
             )
 
-    async def acquire(self, owner: object, context: Context | None) -> None:
-        """Wait for the turn of ``owner``, a transaction. Raises InsideTransaction, what ``seal`` says, what the context
-        says."""
+    def take(self, owner: object) -> bool:
+        """The turn of ``owner``, a transaction, if nobody else has it; else ``wait`` for it. Raises InsideTransaction."""
         self.check_outside()
         if self._busy:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(turn)
-            try:
-                await bounded(turn, context)
-            except BaseException:
-                if turn in self._waiters:
-                    self._waiters.remove(turn)
-                if turn.done() and not turn.cancelled() and turn.exception() is None:
-                    self._pass_on()  # the turn came as its owner gave up
-                raise
-        elif context is not None:
-            context.check()
+            return False
         self._busy = True
+        self._hold(owner)
+        return True
+
+    async def wait(self, owner: object, context: Context | None) -> None:
+        """Wait for the turn. Raises what ``seal`` says, what the context says."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            await bounded(turn, context)
+        except BaseException:
+            if turn in self._waiters:
+                self._waiters.remove(turn)
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on()  # the turn came as its owner gave up
+            raise
+        self._hold(owner)
+
+    def _hold(self, owner: object) -> None:
+        loop = asyncio.get_running_loop()
         self._owner = owner
-        self._holder = asyncio.current_task()
+        self._holder = asyncio.current_task(loop)
+        self._since = loop.time()
+        if self._watchdog is None:
+            self._watchdog = loop.call_later(self._bound, self._watch)
+
+    def _watch(self) -> None:
+        self._watchdog = None
+        owner = self._owner
+        if owner is None:
+            return  # whoever takes it next sets the watchdog again, as after a report
+        loop = asyncio.get_running_loop()
+        due = self._since + self._bound
+        if loop.time() >= due:
+            self._on_slow(owner)
+        else:
+            self._watchdog = loop.call_at(due, self._watch)
 
     def release(self, owner: object) -> None:
         """The turn is over, unless it was taken away before (``seal``)."""
@@ -71,3 +101,8 @@ class Line:
                 turn.set_exception(error)
         if self._owner is not None:
             self.release(self._owner)
+
+    def stop(self) -> None:
+        """Nobody takes it any more."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()

@@ -116,7 +116,7 @@ class Session(SettledReads):
         self.derivations: list[Derivation] = []
         self.close_report: CloseReport | None = None
         self._on_report = on_report
-        self._line = Line()
+        self._line = Line(line_bound_ms / 1000, self._report_slow)
         self._line_bound = line_bound_ms / 1000
         self._drain_ms = drain_ms
         self._staged_seq = info.seq
@@ -274,6 +274,7 @@ class Session(SettledReads):
 
     async def _close_storage(self) -> Exception | None:
         self.storage_closed = True
+        self._line.stop()
         try:
             await self.storage.close()
         except Exception as error:  # of a session that failed, the first cause is what matters
@@ -343,9 +344,12 @@ class Session(SettledReads):
 
     async def enter(self, transaction: Transaction) -> None:
         self.check_admission(transaction.internal)
-        await self._line.acquire(transaction, transaction.context)
+        if not self._line.take(transaction):
+            await self._line.wait(transaction, transaction.context)
         try:
             self.check_admission(transaction.internal)
+            if transaction.context is not None:
+                transaction.context.check()
             while len(self._pending) >= MAX_STAGED:
                 await bounded(asyncio.wait([self._pending[0].waiter]), transaction.context)
                 self.check_admission(transaction.internal)
@@ -356,7 +360,6 @@ class Session(SettledReads):
             self._line.release(transaction)
             raise
         transaction.begin(self.clock.wall(), self._staged_seq + 1)
-        transaction.line_timer = asyncio.get_running_loop().call_later(self._line_bound, self._report_slow, transaction)
 
     def check_admission(self, internal: bool) -> None:
         """Whether a transaction may begin, go on or commit. Raises SessionFailed, SessionClosed, StorageError."""
@@ -365,7 +368,8 @@ class Session(SettledReads):
         if not internal or self.failed is not None:
             self.check_open()
 
-    def _report_slow(self, transaction: Transaction) -> None:
+    def _report_slow(self, transaction: object) -> None:
+        assert isinstance(transaction, Transaction), "nothing else takes the line"
         self.report(
             Report(
                 type="line_held",
@@ -378,8 +382,6 @@ class Session(SettledReads):
 
     def leave(self, transaction: Transaction) -> None:
         """The block has ended: the next transaction's turn."""
-        assert transaction.line_timer is not None, "set as it entered"
-        transaction.line_timer.cancel()
         self._line.release(transaction)
 
     def mint(self) -> int:
@@ -418,8 +420,10 @@ class Session(SettledReads):
                 self.live.staged[task.id] = task
             else:
                 self.live.staged.pop(task.id, None)
-        staged.replies.update(reply.mail_id for reply in batch.replies)
-        staged.deleted.update(batch.deleted)
+        if batch.replies:
+            staged.replies.update(reply.mail_id for reply in batch.replies)
+        if batch.deleted:
+            staged.deleted.update(batch.deleted)
         self.contents.staged(batch)
         for loaded, state in states:
             loaded.staged = state
@@ -472,7 +476,8 @@ class Session(SettledReads):
                 self.live.settled.pop(task.id, None)
                 self._task_documents.pop(task.id, None)
                 self._old_tasks.discard(task.id)
-        staged.replies.difference_update(reply.mail_id for reply in batch.replies)
+        if batch.replies:
+            staged.replies.difference_update(reply.mail_id for reply in batch.replies)
         for loaded, state in commit.states:
             loaded.settled = state
             self.documents.use(loaded)

@@ -175,6 +175,10 @@ class SettledReads(ABC):
             self._known_conversations.pop(id, None)
             self._lineages.forget(id)
 
+    def knows_conversation(self, id: int) -> bool:
+        """Whether memory tells that it exists, settled or staged."""
+        return id in self.staged.conversations or id in self._known_conversations
+
     async def find_conversation(self, id: int) -> ConversationRecord | None:
         found = self.staged.conversations.get(id) or self._known_conversations.get(id)
         return found or await self._settled_conversation(id, None)

@@ -10,7 +10,6 @@ left only once every commit staged before it has settled, since what it saw may 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
@@ -101,8 +100,6 @@ class Transaction(TransactionContents):
         """Set by code whose only writes are throttled progress in documents: the commit may be acknowledged before it
         is flushed (rule K152), unless a derivation adds records to it. Pins need no flush either (rule K206)."""
         self.default_owner: int | None = None
-        self.line_timer: asyncio.TimerHandle | None = None
-        """Reports the block if it holds the line for too long (rule K58)."""
         self._begun = False
         self._settled: Settlement | None = None
         self._first_id = 0
@@ -132,7 +129,8 @@ class Transaction(TransactionContents):
                         more = derive(self)
                         if more is not None:
                             await more
-                    await self._retire_task_documents()
+                    if self._tasks:
+                        await self._retire_task_documents()
                     await self._check()
                     self._stage()
             finally:
@@ -414,11 +412,12 @@ class Transaction(TransactionContents):
         for conversation in self._conversations.values():
             if conversation.owner is not None:
                 await self.task(conversation.owner)
-        new = [record for record in (*self._tasks.values(), *self._submissions.values()) if self._is_new(record.id)]
-        for place in dict.fromkeys(record.conversation_id for record in (*self._entries.values(), *new)):
-            await self.conversation(place)
+        for record in (*self._entries.values(), *self._tasks.values(), *self._submissions.values()):
+            place = record.conversation_id
+            if not self._knows(place) and self._is_new(record.id):
+                await self.conversation(place)
         for entry in self._entries.values():
-            if entry.edits or entry.head not in (None, entry.id):
+            if entry.edits or (entry.head is not None and entry.head != entry.id):
                 await self._check_named(entry)
         asked: dict[tuple[int, str], SubmissionRecord] = {}
         for record in self._submissions.values():

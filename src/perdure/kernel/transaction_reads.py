@@ -64,6 +64,11 @@ class TransactionReads:
         found = self._conversations.get(id) or await self.session.find_conversation(id)
         return _found(found, "conversation", id)
 
+    def _knows(self, conversation_id: int) -> bool:
+        """Whether memory tells that it exists; else ``conversation`` does."""
+        there = conversation_id in self._conversations or self.session.knows_conversation(conversation_id)
+        return there and conversation_id not in self._deleted
+
     async def entry(self, id: int) -> EntryRecord:
         """Raises NotFound."""
         self.check_open()
