@@ -37,7 +37,7 @@ from perdure.kernel.records import (
     TaskRecord,
 )
 from perdure.kernel.reports import OnReport, Report, deliver
-from perdure.kernel.settled import KEPT_CONVERSATIONS, Settled, SettledReads, remember
+from perdure.kernel.settled import KEPT_CONVERSATIONS, KEPT_SUBMISSIONS, Settled, SettledReads, remember
 from perdure.kernel.storage import MAX_SCAN, Batch, Storage, StoreInfo
 from perdure.kernel.transaction import Derivation, Transaction
 
@@ -468,6 +468,7 @@ class Session(SettledReads):
             _forget(staged.entries, entry)
         for submission in batch.submissions:
             _forget(staged.submissions, submission)
+            remember(self._settled_submissions, submission.id, submission, KEPT_SUBMISSIONS)
         for task in batch.tasks:
             _forget(staged.tasks, task)
             if task.live:

@@ -50,6 +50,7 @@ Obs = TypeVar("Obs", bound=Observer[Any])
 S = TypeVar("S", ConversationRecord, EntryRecord, SubmissionRecord, TaskRecord)
 
 KEPT_CONVERSATIONS = 10_000
+KEPT_SUBMISSIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class SettledReads(ABC):
         self.staged = StagedRecords()
         self.open_submissions: dict[int, SubmissionRecord] = {}
         """Queued and placed submissions this session has seen, as of the staged commits."""
+        self._settled_submissions: OrderedDict[int, SubmissionRecord] = OrderedDict()
+        """The last that commits of this session wrote, as settled."""
         self._open_observers: dict[Observer[Any], None] = {}
         self._sources: dict[Source[Any], None] = {}
         self._lineages = history.Lineages()
@@ -174,6 +177,8 @@ class SettledReads(ABC):
         for id in ids:
             self._known_conversations.pop(id, None)
             self._lineages.forget(id)
+        for submission in [s for s in self._settled_submissions.values() if s.conversation_id in ids]:
+            del self._settled_submissions[submission.id]
 
     def knows_conversation(self, id: int) -> bool:
         """Whether memory tells that it exists, settled or staged."""
@@ -206,6 +211,9 @@ class SettledReads(ABC):
 
     async def submission(self, id: int, *, context: Context | None = None) -> SubmissionRecord | None:
         self.check_read()
+        known = self._settled_submissions.get(id)
+        if known is not None:
+            return known
         if id not in self.staged.submissions and id in self.open_submissions:
             return self.open_submissions[id]
         return await self.reading(self.storage.submission(id), context)
