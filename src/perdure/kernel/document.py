@@ -9,7 +9,6 @@ An instance is either a draft, whose fields are written through a Recorder, or a
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import (
     overload,
 )
 
+import msgspec
 from typing_extensions import dataclass_transform, override
 
 from perdure.kernel.draft import DraftList, DraftObject, Recorder
@@ -73,8 +73,7 @@ class _Field:
         return self if document is None else document._read(self.name)  # pyright: ignore[reportPrivateUsage]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentDefinition:
+class DocumentDefinition(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a document class declares; made with the class, found at ``Job.definition``."""
 
     kind: str
@@ -85,7 +84,7 @@ class DocumentDefinition:
     family: bool
     """One document a key, instead of one document."""
     cls: type[Document]
-    schema: Schema = dataclasses.field(repr=False)
+    schema: Schema
     checkpoint_when: CheckpointPolicy | None
     """None: the default policy."""
 

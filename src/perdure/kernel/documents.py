@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 from msgspec import structs
 
 from perdure.kernel.document import Document, DocumentDefinition, resolve_version
@@ -33,8 +33,7 @@ SMALL_BASE = 1024
 """Bases below this many bytes count as this many when that is judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocState:
+class DocState(msgspec.Struct, frozen=True):
     """One value of one address. ``record`` None: nothing lives there."""
 
     record: DocumentRecord | None
@@ -50,8 +49,7 @@ class DocState:
 ABSENT = DocState(None, 0, None)
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentChange:
+class DocumentChange(msgspec.Struct, frozen=True):
     """What one commit did to one document. ``before`` is None for a new one, ``after`` for a retired one."""
 
     record: DocumentRecord

@@ -222,7 +222,7 @@ class _Node(JsonView):
 
     def _read(self, key: str | int, value: JsonValue) -> DraftValue:
         """What stands at ``key``, as a caller may have it."""
-        if type(value) is not dict and type(value) is not list:
+        if not isinstance(value, (dict, list)):
             return value
         child = self._children.get(key)
         if child is None:

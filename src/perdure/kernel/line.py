@@ -36,7 +36,7 @@ class Line:
             )
 
     def take(self, owner: object) -> bool:
-        """The turn of ``owner``, a transaction, if nobody else has it; else ``wait`` for it. Raises InsideTransaction."""
+        """The turn of ``owner``, a transaction, unless another has it: then ``wait``. Raises InsideTransaction."""
         self.check_outside()
         if self._busy:
             return False

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Literal, TypeAlias, TypeVar
 
+import msgspec
 from typing_extensions import override
 
 from perdure.kernel.context import Context, bounded
@@ -32,15 +32,14 @@ commits a consumer takes several frames a wake, which costs a fraction of a wake
 NO_VALUES: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Frame(Generic[T]):
+class Frame(msgspec.Struct, Generic[T], frozen=True):
     """The value after one commit, and what led to it from the frame before."""
 
     seq: int
     value: T
     shared_ops: tuple[Op, ...] | None
     """The operations as every reader shares them: not to be changed."""
-    values: Mapping[str, object] = field(default_factory=lambda: NO_VALUES)
+    values: Mapping[str, object] = msgspec.field(default_factory=lambda: NO_VALUES)
     """What the committing context carried."""
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 _log = logging.getLogger("perdure")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Ids, kinds and a sentence; never prompts, arguments, output or document contents."""
 
     type: str

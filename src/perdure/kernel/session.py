@@ -11,10 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TypeVar
 
+import msgspec
 from msgspec import structs
 from typing_extensions import override
 
@@ -47,8 +47,7 @@ MAX_STAGED = 1000
 """Commits that may be staged and not settled; the next transaction waits for the oldest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True):
     """Code that did not stop within the drain bound."""
 
     name: str
@@ -57,8 +56,7 @@ class Straggler:
     """Done once it has returned after all."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseReport:
+class CloseReport(msgspec.Struct, frozen=True):
     """What a close has to say."""
 
     seq: int
@@ -81,8 +79,7 @@ class Settlement(asyncio.Future[None]):
         return False
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(msgspec.Struct):
     """A staged commit on its way through storage."""
 
     settled: Settled

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from perdure.kernel import lineage as history
 from perdure.kernel.context import Context, bounded
@@ -53,8 +54,7 @@ KEPT_CONVERSATIONS = 10_000
 KEPT_SUBMISSIONS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """One commit that storage accepted, as observers see it."""
 
     seq: int
@@ -65,25 +65,23 @@ class Settled:
     """What the committing context carried."""
 
 
-@dataclass(slots=True)
-class LiveTasks:
+class LiveTasks(msgspec.Struct):
     """Every task that is not terminal, in memory: as of the settled commits, and with the staged ones."""
 
-    settled: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
-    staged: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
+    settled: dict[int, TaskRecord] = msgspec.field(default_factory=dict[int, TaskRecord])
+    staged: dict[int, TaskRecord] = msgspec.field(default_factory=dict[int, TaskRecord])
 
 
-@dataclass(slots=True)
-class StagedRecords:
+class StagedRecords(msgspec.Struct):
     """Records of commits that storage has not settled yet: transactions see them, nobody else does."""
 
-    conversations: dict[int, ConversationRecord] = field(default_factory=dict[int, ConversationRecord])
-    entries: dict[int, EntryRecord] = field(default_factory=dict[int, EntryRecord])
-    submissions: dict[int, SubmissionRecord] = field(default_factory=dict[int, SubmissionRecord])
-    tasks: dict[int, TaskRecord] = field(default_factory=dict[int, TaskRecord])
-    replies: set[int] = field(default_factory=set[int])
+    conversations: dict[int, ConversationRecord] = msgspec.field(default_factory=dict[int, ConversationRecord])
+    entries: dict[int, EntryRecord] = msgspec.field(default_factory=dict[int, EntryRecord])
+    submissions: dict[int, SubmissionRecord] = msgspec.field(default_factory=dict[int, SubmissionRecord])
+    tasks: dict[int, TaskRecord] = msgspec.field(default_factory=dict[int, TaskRecord])
+    replies: set[int] = msgspec.field(default_factory=set[int])
     """Mailbox requests that a staged commit answers."""
-    deleted: set[int] = field(default_factory=set[int])
+    deleted: set[int] = msgspec.field(default_factory=set[int])
     """Conversations that a staged commit deletes. No transaction begins meanwhile."""
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -57,8 +56,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the host should hear of: files that others may read, a sentence each (rule K163)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentWrite:
+class DocumentWrite(msgspec.Struct, frozen=True):
     """What one commit does to one document incarnation.
 
     Exactly one of: a base (``version`` and ``base``), a delta (``ops``), or neither (it is only retired).
@@ -83,8 +81,7 @@ class MailReply(msgspec.Struct, frozen=True):
     result: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """Bytes that are kept by their SHA-256 (rules K200 to K206). Who makes one has checked that they go together."""
 
     digest: str
@@ -92,8 +89,7 @@ class Content:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredContent:
+class StoredContent(msgspec.Struct, frozen=True):
     """What a scan says of a content."""
 
     digest: str
@@ -101,8 +97,7 @@ class StoredContent:
     """Bytes, as they were given; what a backend makes of them may take less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """One commit: all of it is stored, or nothing."""
 
     seq: int
@@ -137,18 +132,16 @@ class Batch:
     nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
+class StoredDocument(msgspec.Struct, frozen=True):
     """A document incarnation as stored: the newest base at or before the point read, and the deltas after it."""
 
     record: DocumentRecord
     version: int
     base: bytes
-    deltas: Sequence[bytes] = field(default=())
+    deltas: Sequence[bytes] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """One conversation's share of a history: its entries with ``first <= id <= last`` (None: open)."""
 
     conversation_id: int

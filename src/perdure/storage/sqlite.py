@@ -11,11 +11,11 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from perdure.kernel.contents import check_digests
@@ -63,8 +63,7 @@ MAIL_POLL_SECONDS = 0.15
 """How often an open store looks for mail, so that it is folded in within 250 ms (rule K74)."""
 
 
-@dataclass(slots=True)
-class _Opening:
+class _Opening(msgspec.Struct):
     """What an open store holds: gathered while it is opened, given back in reverse."""
 
     reading: Worker

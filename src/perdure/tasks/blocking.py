@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from perdure.kernel.json import copy_json
 from perdure.kernel.records import Completing, TaskRecord, Terminal, to_raw
@@ -11,16 +11,14 @@ from perdure.tasks.errors import BlockedReason, TaskDefinitionError, error_text
 from perdure.tasks.registry import AnyTask, TaskRegistry
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(msgspec.Struct, frozen=True):
     """Why a task cannot run."""
 
     reason: BlockedReason
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """Code that fits, and what the record holds, as that code has it."""
 
     task: AnyTask

@@ -18,7 +18,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -60,8 +59,7 @@ class Next(Generic[O_co]):
         return f"Next({self.status})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTask:
+class StoredTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a record holds of its code's shapes, as plain JSON: what a migration turns into the next version's."""
 
     version: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from perdure.kernel.records import Completing, Outcome, Sleeping, TaskRecord, TaskStatus, Terminal, Waiting
 from perdure.tasks.alarm import due_at
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from perdure.tasks.runtime import TaskRuntime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveTask:
+class LiveTask(msgspec.Struct, frozen=True, kw_only=True):
     """One live task: where it stands and, if it cannot go on, why."""
 
     id: int
@@ -39,8 +39,7 @@ class LiveTask:
     """More about why it is blocked; may quote the error of its own code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskNode:
+class TaskNode(msgspec.Struct, frozen=True, kw_only=True):
     """A task in the graph, live or recently ended, with its edges upwards."""
 
     id: int
@@ -54,8 +53,7 @@ class TaskNode:
     blocked: BlockedReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(msgspec.Struct, frozen=True):
     """When a host that may be suspended is next needed."""
 
     active: bool

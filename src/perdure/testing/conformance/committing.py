@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 
@@ -102,7 +101,7 @@ async def a_refused_batch_stores_nothing_and_ends_the_store(subject: Subject) ->
 
 def _wrong_batches(line: Line) -> list[tuple[str, Batch]]:
     """Batches that contradict what the root, one entry and one document in the store say."""
-    change = msgspec.structs.replace
+    change = replace = msgspec.structs.replace
     document = line.document()
     new = DocumentWrite(document, version=1, base=b"{}")
     other = DocumentWrite(line.document(), version=1, base=b"{}")
