@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -269,7 +268,7 @@ class TearsCommits(MemoryStorage):
     """Stores the records of a commit, but not its documents."""
 
     def commit(self, batch: Batch):
-        return super().commit(batch if batch.seq < 3 else replace(batch, documents=()))
+        return super().commit(batch if batch.seq < 3 else structs.replace(batch, documents=()))
 
     def snapshot(self) -> MemoryStorage:
         copy = TearsCommits()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError
 from perdure.kernel.storage import FORMAT_VERSION, Batch, StoreInfo
