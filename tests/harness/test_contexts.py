@@ -182,6 +182,47 @@ async def test_what_contexts_weigh_is_counted_through_edits_heads_and_evictions_
         assert min(one.bytes for one in held.values()) < 3_000 < max(one.bytes for one in held.values())
 
 
+async def test_what_is_written_and_never_asked_for_counts_too(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 50_000)
+    model = ScriptedModel(lambda request: say("x"))
+    async with opened(model) as harness:
+        contexts = harness._host.contexts
+        written, used = await harness.create_conversation(), await harness.create_conversation()
+        for conversation in (written, used):
+            await (await conversation.submit("hi")).wait()
+        for _ in range(60):
+            await written.write(Note(text="x" * 1_000))
+        assert [*contexts._held] == [used.id]
+        assert contexts._bytes == sum(one.bytes for one in contexts._held.values()) < 50_000
+        await (await written.submit("and now?")).wait()
+        assert len(model.requests[-1].messages) == 63
+
+
+async def test_a_conversation_may_be_deleted_while_its_history_is_read() -> None:
+    class Slow(MemoryStorage):
+        hold: asyncio.Event | None = None
+
+        async def entries(self, *args, **more):
+            found = await super().entries(*args, **more)
+            if self.hold is not None:
+                await self.hold.wait()
+            return found
+
+    storage = Slow()
+    async with opened(ScriptedModel(lambda request: say("x")), storage=storage) as harness:
+        one = await harness.create_conversation()
+        await (await one.submit("hi")).wait()
+        contexts = harness._host.contexts
+        contexts._drop(one.id)
+        storage.hold = asyncio.Event()
+        reading = asyncio.ensure_future(contexts.messages(one.id, 10**9))
+        await rest()
+        await one.delete()
+        storage.hold.set()
+        assert len(await reading) == 2
+        assert (one.id in contexts._held, contexts._bytes) == (False, 0)
+
+
 async def test_what_was_not_used_for_long_is_let_go_of(monkeypatch) -> None:
     clock = ManualClock()
     model = ScriptedModel(lambda request: say("x"))

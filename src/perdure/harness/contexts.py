@@ -48,7 +48,7 @@ class _Held:
     reported: int = 0
     pending_bytes: int = 0
     counted: int = 0
-    """Its share of the bytes in memory, as of its last use."""
+    """Its share of the bytes in memory, as it was last weighed."""
 
     def note(self, entry: EntryRecord) -> None:
         if entry.id > self.newest:
@@ -85,7 +85,7 @@ class Contexts:
         self._held: OrderedDict[int, _Held] = OrderedDict()
         """By conversation, the longest unused first."""
         self._bytes = 0
-        """What they weighed at their last uses, together."""
+        """What they weigh together; one that is being read, only once it is there."""
         session.observe(self._observe)
 
     def _observe(self, settled: Settled) -> None:
@@ -99,8 +99,14 @@ class Contexts:
             held = self._held.get(entry.conversation_id)
             if held is not None:
                 held.note(entry)
-                if len(held.pending) > MOST_PENDING and not held.loading:
+                if held.loading:
+                    continue
+                if len(held.pending) > MOST_PENDING:
                     self._drop(entry.conversation_id)
+                else:
+                    self._weigh(held)
+        if self._bytes > MOST_BYTES:
+            self._let_go()
 
     def shown(self, tx: Transaction, conversation_id: int) -> tuple[Shown, int] | None:
         """The sections a transaction sees shown, and the newest entry it sees; None: ``load`` first.
@@ -157,7 +163,8 @@ class Contexts:
         try:
             await self._read(conversation_id, held, through)
         except BaseException:
-            del self._held[conversation_id]
+            if self._held.get(conversation_id) is held:
+                self._drop(conversation_id)
             raise
         finally:
             held.loaded.set_result(None)
@@ -219,14 +226,23 @@ class Contexts:
 
     def _touch(self, conversation_id: int, held: _Held) -> None:
         """It is used: it comes last in line to be let go of. Those that have to go now, go."""
-        now = self._session.clock.monotonic()
-        held.used_at = now
+        if self._held.get(conversation_id) is not held:
+            return  # deleted while it was read
+        held.used_at = self._session.clock.monotonic()
         self._held.move_to_end(conversation_id)
+        self._weigh(held)
+        self._let_go()
+
+    def _weigh(self, held: _Held) -> None:
         self._bytes += held.bytes - held.counted
         held.counted = held.bytes
+
+    def _let_go(self) -> None:
+        """The newest used one stays, whatever its size, and so does what is being read."""
+        long_ago = self._session.clock.monotonic() - RETENTION_S
         while len(self._held) > 1:
             id, oldest = next(iter(self._held.items()))
             too_many = len(self._held) > MOST_CONVERSATIONS or self._bytes > MOST_BYTES
-            if oldest is held or oldest.loading or not (too_many or oldest.used_at < now - RETENTION_S):
+            if oldest.loading or not (too_many or oldest.used_at < long_ago):
                 return
             self._drop(id)
