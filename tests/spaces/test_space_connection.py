@@ -304,6 +304,7 @@ async def test_refusals_leave_the_connection_and_the_admission(
             with pytest.raises(kind) as refused:
                 await client.look([key()])
             assert refused.value.code == code
+            assert str(refused.value).startswith("the Space refused look: m")
             assert not isinstance(refused.value, SpaceProcessesRemain) or refused.value.pids == (7,)
         assert client.admission is not None
         assert server.connections == connections

@@ -182,8 +182,10 @@ class SpaceClient:
         wait_ms: int = 0,
         offset: int = 0,
         length: int = 0,
+        until_exit: bool = False,
     ) -> tuple[Command, bytes]:
         """Exactly one of ``argv`` and ``shell``. The bytes are output from ``offset``, at most ``length``.
+        ``until_exit``: output that is there ends no wait.
 
         Raises KeyVoid, KeyBelowFloor, KeyConflict, NoImage, SpaceFull, SpaceBusy.
         """
@@ -198,11 +200,17 @@ class SpaceClient:
         if limits is not None:
             fields["limits"] = limits
         fields |= {"offset": offset, "length": length}
+        if until_exit:
+            fields["until_exit"] = True
         return await self._link.ask("start", fields, Command, wide=wait_ms > 0, timeout_s=self._waited(wait_ms))
 
-    async def wait(self, key: ExecKey, *, wait_ms: int = 0, offset: int = 0, length: int = 0) -> tuple[Command, bytes]:
-        """``wait_ms`` is at most 30,000: ask again."""
-        fields = {"key": key, "wait_ms": wait_ms, "offset": offset, "length": length}
+    async def wait(
+        self, key: ExecKey, *, wait_ms: int = 0, offset: int = 0, length: int = 0, until_exit: bool = False
+    ) -> tuple[Command, bytes]:
+        """``wait_ms`` is at most 30,000: ask again. The rest as in ``start``."""
+        fields: dict[str, object] = {"key": key, "wait_ms": wait_ms, "offset": offset, "length": length}
+        if until_exit:
+            fields["until_exit"] = True
         return await self._link.ask("wait", fields, Command, wide=wait_ms > 0, timeout_s=self._waited(wait_ms))
 
     async def look(self, keys: Sequence[ExecKey]) -> Looked:

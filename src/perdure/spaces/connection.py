@@ -17,6 +17,7 @@ from perdure.spaces import frames, wire
 from perdure.spaces.errors import (
     NobodyListens,
     SpaceConnectionLost,
+    SpaceNotReady,
     SpaceRequestInvalid,
     SpaceTooLarge,
     SpaceUnauthorized,
@@ -73,7 +74,7 @@ class Connection:
     async def open(cls, address: str, token: str, *, patience_s: float) -> Connection:
         """Connect and say hello, trying again for ``patience_s`` while nobody listens or too many are connected.
 
-        Raises SpaceUnavailable; NobodyListens and SpaceUnauthorized are kinds of it.
+        Raises SpaceUnavailable; NobodyListens, SpaceNotReady and SpaceUnauthorized are kinds of it.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + patience_s
@@ -81,7 +82,7 @@ class Connection:
         while True:
             try:
                 return await cls._open_once(address, token)
-            except (NobodyListens, _Transient):
+            except (NobodyListens, SpaceNotReady):
                 if clock() + pause > deadline:
                     raise
             await asyncio.sleep(pause)
@@ -106,7 +107,7 @@ class Connection:
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise NobodyListens(f"no daemon listens at {address}; open the Space again through its provider") from error
         except OSError as error:
-            raise _Transient(f"the Space at {address} cannot be reached: {error.strerror or error}") from error
+            raise SpaceNotReady(f"the Space at {address} cannot be reached: {error.strerror or error}") from error
 
     async def _hello(self, address: str, token: str) -> None:
         try:
@@ -115,14 +116,14 @@ class Connection:
                 self.status = wire.decode(reply.result, wire.Status)
                 return
         except SpaceConnectionLost as error:
-            raise _Transient(f"the Space at {address} ended the connection before it said hello") from error
+            raise SpaceNotReady(f"the Space at {address} ended the connection before it said hello") from error
         except (msgspec.MsgspecError, ValueError) as error:
             raise SpaceUnavailable(
                 f"what answers at {address} is no daemon of a Space that this version knows"
             ) from error
         if reply.error.code == "unauthorized":
             raise SpaceUnauthorized(f"the Space at {address} has another token; take its address from its provider")
-        kind = _Transient if reply.error.code == "busy" else SpaceUnavailable
+        kind = SpaceNotReady if reply.error.code == "busy" else SpaceUnavailable
         raise kind(f"the Space at {address} refused the connection: {reply.error.message} ({reply.error.code})")
 
     @property
@@ -168,10 +169,6 @@ class Connection:
         self.abort()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-
-
-class _Transient(SpaceUnavailable):
-    """It may be otherwise in a moment."""
 
 
 def _encode(op: str, number: int, fields: Mapping[str, object], body: bytes) -> bytes:

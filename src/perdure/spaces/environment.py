@@ -245,9 +245,17 @@ class SpaceEnvironment:
     ) -> Command:
         """Start it, or find it started, and take its output until it has ended."""
         program = shlex.quote(argv[0])
+        unwatched = output.on_output is None
         try:
             command, data = await self._client.start(
-                key, argv=argv, cwd=cwd, env=env, timeout_ms=timeout_ms, wait_ms=wire.MAX_WAIT_MS, length=_OUTPUT_CHUNK
+                key,
+                argv=argv,
+                cwd=cwd,
+                env=env,
+                timeout_ms=timeout_ms,
+                wait_ms=wire.MAX_WAIT_MS,
+                length=_OUTPUT_CHUNK,
+                until_exit=unwatched,
             )
         except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
             raise CommandNotStarted(f"{program} could not be started: {error}") from error
@@ -263,7 +271,11 @@ class SpaceEnvironment:
             if not running and (not data or output.size >= command.output_size):
                 break
             command, data = await self._client.wait(
-                key, wait_ms=wire.MAX_WAIT_MS if running else 0, offset=output.size, length=_OUTPUT_CHUNK
+                key,
+                wait_ms=wire.MAX_WAIT_MS if running else 0,
+                offset=output.size,
+                length=_OUTPUT_CHUNK,
+                until_exit=unwatched,
             )
         if command.cause == "not_started":
             where = cwd or "."

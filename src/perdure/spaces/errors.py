@@ -28,6 +28,10 @@ class NobodyListens(SpaceUnavailable):
     """No daemon listens there: none runs, or not any more."""
 
 
+class SpaceNotReady(SpaceUnavailable):
+    """It may be otherwise in a moment: too many are connected, or the daemon ended while it was greeted."""
+
+
 class SpaceUnauthorized(SpaceUnavailable):
     """The daemon knows another token."""
 
@@ -66,7 +70,7 @@ class SpaceRefused(SpaceError):
     """The daemon answered with an error; nothing was done. ``code`` is that of the protocol."""
 
     def __init__(self, op: str, code: str, message: str) -> None:
-        super().__init__(f"the Space refused {op}: {message} ({code})")
+        PerdureError.__init__(self, f"the Space refused {op}: {message} ({code})")
         self.op = op
         self.code = code
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import ParamSpec, TypeVar
 
 from perdure.spaces import local_daemon, local_folder, local_processes
 from perdure.spaces.client import SpaceClient
-from perdure.spaces.errors import NobodyListens, SpaceConnectionLost, SpaceUnavailable
+from perdure.spaces.errors import NobodyListens, SpaceConnectionLost, SpaceNotReady, SpaceUnavailable
 from perdure.spaces.link import ClientLimits
 from perdure.spaces.local_daemon import ContainmentChoice, DaemonOptions
 from perdure.spaces.local_folder import Folder, Record, SpaceMisplaced
@@ -18,8 +19,13 @@ from perdure.spaces.space import Space
 from perdure.spaces.wire import Status
 from perdure.tools.threads import Threads
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _TERM_S = 5.0
 """Between SIGTERM and SIGKILL for a daemon that is restarted."""
+_READY_S = 5.0
+"""How long a daemon is greeted again that is too busy, or just ending."""
 
 
 class LocalSpaces:
@@ -98,18 +104,17 @@ class LocalSpaces:
         Spaces are kept (rule S108); ValueError for a name that is none.
         """
         given = None if workspace is None else _real(workspace)
-        if given is not None and not await self._known(name):
-            # Before anything is made beside it.
-            await self._threads.call(local_folder.check_place, self._folder(name), given)
+        if not await self._known(name):  # Before anything is made, here or in the directory of somebody else.
+            await self._call(local_folder.check_place, self._folder(name), given)
         async with self._locked(name) as folder:
-            return await self._running(folder, await self._threads.call(_found_or_made, folder, given))
+            return await self._running(folder, await self._call(_found_or_made, folder, given))
 
     async def find(self, name: str) -> Space | None:
         """As ``open``; None where there is no such Space or its folder is gone."""
         if not await self._known(name):
             return None
         async with self._locked(name) as folder:
-            record = await self._threads.call(_found, folder)
+            record = await self._call(_found, folder)
             return None if record is None else await self._running(folder, record)
 
     async def restart(self, name: str) -> Space:
@@ -118,47 +123,58 @@ class LocalSpaces:
         if not await self._known(name):
             raise absent
         async with self._locked(name) as folder:
-            record = await self._threads.call(_found, folder)
+            record = await self._call(_found, folder)
             if record is None:
                 raise absent
             if record.daemon is not None:
-                await self._threads.call(local_processes.end, record.daemon, term_s=_TERM_S)
+                await self._call(local_processes.end, record.daemon, term_s=_TERM_S)
             return await self._running(folder, record)
 
     async def delete(self, name: str) -> None:
         """Kill everything that lives in the Space and remove its folder; a workspace of the user's stays as it is.
-        The next Space of this name has a higher generation. Raises SpaceUnavailable: then nothing was removed."""
+        The next Space of this name has a higher generation. Raises SpaceUnavailable and SpaceProcessesRemain: then
+        nothing was removed."""
         if not await self._known(name):
             return
         async with self._locked(name) as folder:
-            record = await self._threads.call(folder.read_record)
+            record = await self._call(folder.read_record)
             if not record.live:
                 return
-            if await self._threads.call(folder.find, record) is not None:
+            if await self._call(folder.find, record) is not None:
                 await self._shut_down(await self._running(folder, record), folder)
-                record = await self._threads.call(folder.read_record)
-            await self._threads.call(_end_and_remove, folder, record)
+                record = await self._call(folder.read_record)
+            await self._call(_end_and_remove, folder, record)
 
     async def names(self) -> tuple[str, ...]:
         """The Spaces that were made here and not deleted, by name."""
-        return await self._threads.call(local_folder.names, self._directory)
+        return await self._call(local_folder.names, self._directory)
 
     # --- one daemon
+
+    async def _call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._threads.call(function, *args, **kwargs)
+        except OSError as error:
+            raise SpaceUnavailable(
+                f"the Spaces in {self._directory} cannot be used: {error.strerror or error}"
+                + (f" ({error.filename})" if error.filename else "")
+            ) from error
 
     def _folder(self, name: str) -> Folder:
         return local_folder.folder_of(self._directory, name)
 
     async def _known(self, name: str) -> bool:
-        return await self._threads.call(local_folder.has_record, self._folder(name))
+        return await self._call(local_folder.has_record, self._folder(name))
 
     @asynccontextmanager
     async def _locked(self, name: str) -> AsyncGenerator[Folder]:
         """Only one process at a time makes, starts or deletes a Space (rule S107)."""
         folder = self._folder(name)
-        await self._threads.call(local_folder.prepare_directory, self._directory)
+        await self._call(local_folder.prepare_directory, self._directory)
         clock = asyncio.get_running_loop().time
         deadline = clock() + 2 * self._options.start_s + 30.0
         pause = 0.005
+        # Not in a thread: a cancellation there would lose the descriptor, and the lock with it.
         while (lock := local_folder.try_lock(folder)) is None:
             if clock() > deadline:
                 raise SpaceUnavailable(
@@ -178,15 +194,15 @@ class LocalSpaces:
             name=folder.name,
             generation=record.generation,
             address=f"unix:{folder.socket}",
-            token=await self._threads.call(folder.read_token),
+            token=await self._call(folder.read_token),
             containment="none",
         )
         try:
             status = await _status(address)
         except NobodyListens:
-            await self._threads.call(local_daemon.start, folder, record, self._options)
+            await self._call(local_daemon.start, folder, record, self._options)
             status = await _status(address)
-        await self._threads.call(folder.note_daemon, record, status.pid)
+        await self._call(folder.note_daemon, record, status.pid)
         return Space(address.contained(status.containment), self)
 
     async def _shut_down(self, space: Space, folder: Folder) -> None:
@@ -196,14 +212,22 @@ class LocalSpaces:
                 await client.shutdown(kill=True)
             except SpaceConnectionLost as error:
                 raise SpaceUnavailable(f"the Space {space.name} did not end: {error}") from error
-        if mark is not None and not await self._threads.call(local_processes.wait_gone, mark, local_processes.GONE_S):
+        if mark is not None and not await self._call(local_processes.wait_gone, mark, local_processes.GONE_S):
             raise SpaceUnavailable(f"the daemon of the Space {space.name}, process {mark.pid}, does not end")
 
 
 async def _status(address: SpaceAddress) -> Status:
     """What the daemon says of itself. Raises NobodyListens, SpaceUnavailable."""
-    async with await SpaceClient.connect(address, limits=ClientLimits(connect_s=0.0)) as client:
-        return client.seen
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + _READY_S
+    while True:
+        try:
+            async with await SpaceClient.connect(address, limits=ClientLimits(connect_s=0.0)) as client:
+                return client.seen
+        except SpaceNotReady:
+            if clock() > deadline:
+                raise
+        await asyncio.sleep(0.02)
 
 
 def _real(path: str | os.PathLike[str]) -> str:

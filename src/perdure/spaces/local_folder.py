@@ -142,11 +142,9 @@ class Folder:
         if record.generation == 0 and os.path.isdir(self.path) and os.listdir(self.path):
             raise SpaceUnavailable(f"{self.path} holds something that is no Space; move it away or take another name")
         self.end_lost(record)
-        if workspace is not None:
+        if record.workspace is None:
             check_place(self, workspace)
-            record = msgspec.structs.replace(record, workspace=encode_path(workspace))
-        elif record.workspace is None:
-            check_around(self.path)
+            record = msgspec.structs.replace(record, workspace=None if workspace is None else encode_path(workspace))
         old = record.generation
         made = Record(name=self.name, generation=old + 1, live=True, workspace=record.workspace)
         self.write_record(made)
@@ -248,8 +246,11 @@ def name_for(workspace: str) -> str:
     return name if NAME.fullmatch(name) else f"space-{name}"[:100]
 
 
-def check_place(folder: Folder, workspace: str) -> None:
-    """Refuse a workspace that overlaps the directory of Spaces or another Space (rule S108)."""
+def check_place(folder: Folder, workspace: str | None) -> None:
+    """Refuse a workspace that overlaps the directory of Spaces or another Space (rule S108). None: its own."""
+    if workspace is None:
+        _check_around(folder.path)
+        return
     if not os.path.isdir(workspace):
         raise SpaceMisplaced(f"{workspace} is not a directory; make the workspace first")
     if _overlap(workspace, folder.directory):
@@ -259,13 +260,13 @@ def check_place(folder: Folder, workspace: str) -> None:
             other = decode_path(record.workspace)
             if _overlap(workspace, other):
                 raise SpaceMisplaced(f"{workspace} overlaps {other}, the workspace of the Space {record.name!r}")
-    check_around(workspace, but=folder.directory)
+    _check_around(workspace, but=folder.directory)
     for path, folders, _ in itertools.islice(os.walk(workspace), _WALK):
         if HOME in folders and any(record.live for record in _records(path)):
             raise SpaceMisplaced(f"{workspace} has Spaces in it, kept in {path}; delete them or take another workspace")
 
 
-def check_around(path: str, but: str = "") -> None:
+def _check_around(path: str, but: str = "") -> None:
     """Refuse a place inside the workspace of another Space."""
     here = path
     while os.path.dirname(here) != here:

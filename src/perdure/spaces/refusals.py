@@ -50,7 +50,7 @@ _REFUSALS: dict[str, type[SpaceRefused]] = {
 _FILE_ERRORS: dict[str, Callable[[str, str], FileError]] = {
     "outside_workspace": lambda path, _: PathEscapes(path, "leads out of the workspace; use a path inside it"),
     "not_found": lambda path, _: FileMissing(path, "does not exist"),
-    "special_file": lambda path, _: NotAFile(path, "is a link, pipe, socket or device, not a regular file"),
+    "special_file": lambda path, _: NotAFile(path, "is a pipe, socket, device or link, not a regular file"),
     "is_a_directory": lambda path, _: NotAFile(path, "is a directory, not a regular file"),
     "not_a_directory": lambda path, _: FileError(path, "is not a directory, or goes through something that is none"),
     "not_empty": lambda path, _: FileError(path, "is a directory that is not empty"),
