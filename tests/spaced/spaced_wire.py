@@ -286,6 +286,18 @@ class Space:
             self.process.kill()
         if self.process is not None:
             self.ended()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.listen.partition(":")[2])
+        self.remove_cgroups()
+
+    def remove_cgroups(self) -> None:
+        """A daemon that was killed leaves its empty groups behind."""
+        with contextlib.suppress(FileNotFoundError):
+            name = json.loads((self.state / "space.json").read_text())["id"]
+            for folder in Path("/sys/fs/cgroup").glob(f"**/spaced-{name}"):
+                for path, _, _ in os.walk(folder, topdown=False):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(path)
 
     def files(self) -> dict[str, bytes]:
         return {

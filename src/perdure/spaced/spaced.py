@@ -56,7 +56,10 @@ STALL_S = 30.0
 STRANGERS = 64
 """Connections that have not said hello."""
 CONNECTIONS = 128
-KEYS = 10_000
+KEYS = 2_000
+ITEMS = 10_000
+LEDGER = 10_000
+"""Commands between two forgettings."""
 RUNNING = 64
 WAIT_MS = 30_000
 TIMEOUT_MS = 7 * 24 * 3600 * 1000
@@ -64,6 +67,8 @@ CHUNK = 1024 * 1024
 INLINE_BYTES = 1024 * 1024
 OUTPUT_BYTES = 256 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
+MOST_FILE_BYTES = 4 * 1024 * 1024 * 1024
+"""The digests of its chunks fit a page."""
 PRESERVE_BYTES = 256 * 1024 * 1024
 RECOVERY_BYTES = 4 * 1024 * 1024 * 1024
 PAGE = 5_000
@@ -669,11 +674,10 @@ def probe_cgroups(wanted: str, name: str) -> tuple[int, str, str]:
     for version, home in own_cgroups():
         if wanted not in ("auto", f"cgroup{version}"):
             continue
-        base = f"{home}/{name}"
-        trial = Cgroup(f"{base}/probe-{os.getpid()}", version)
-        pid = 0
+        base = Cgroup(f"{home}/{name}", version)
+        trial = Cgroup(f"{base.path}/probe-{os.getpid()}", version)
         try:
-            Cgroup(base, version).make()
+            base.make()
             trial.make()
             pid = os.fork()
             if pid == 0:
@@ -683,18 +687,16 @@ def probe_cgroups(wanted: str, name: str) -> tuple[int, str, str]:
                     os._exit(0)
                 except BaseException:
                     os._exit(1)
-            code = os.waitpid(pid, 0)[1]
-            if code != 0:
-                continue
-            trial.freeze(True)
-            trial.freeze(False)
-            return version, base, home
+            if os.waitpid(pid, 0)[1] == 0:
+                trial.freeze(True)
+                trial.freeze(False)
+                trial.remove()
+                return version, base.path, home
         except OSError:
-            continue
-        finally:
-            trial.remove()
-            if pid == 0 or not os.path.isdir(base):
-                Cgroup(base, version).remove()
+            pass
+        trial.remove()
+        with contextlib.suppress(OSError):
+            os.rmdir(base.path)
     return 0, "", ""
 
 
@@ -1383,19 +1385,34 @@ def look_through(workspace: str, query: Json) -> Json:
         resolver.close()
 
 
+def json_size(raw: bytes) -> int:
+    """At most so long is a path as JSON."""
+    return 6 * len(raw) + 2
+
+
+def named(paths: Sequence[Json]) -> list[Json]:
+    """As many as fit beside other things."""
+    out = Bounded(NAMED, PAGE_BYTES // 8)
+    for item in paths:
+        if not out.add(item, len(compact(item))):
+            break
+    return out.found
+
+
 class Bounded:
     """A list of results, bounded in number and in bytes."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, most: int = PAGE_BYTES) -> None:
         self.found: list[Any] = []
         self.limit = limit
+        self.most = most
         self.bytes = 0
         self.more = False
 
     def add(self, item: object, size: int) -> bool:
         """False if there is no room for it."""
         self.bytes += size
-        if len(self.found) >= self.limit or self.bytes > PAGE_BYTES:
+        if len(self.found) >= self.limit or self.bytes > self.most:
             self.more = True
             return False
         self.found.append(item)
@@ -1454,7 +1471,7 @@ def _glob(descriptor: int, prefix: bytes, query: Json) -> Json:
         if isinstance(status, OSError):
             continue
         name = path[len(prefix) :].decode("utf-8", "surrogateescape")
-        if pattern.fullmatch(name) and not out.add(text_of(path), len(path) + 8):
+        if pattern.fullmatch(name) and not out.add(text_of(path), json_size(path)):
             break
     return {"paths": out.found, "more": out.more}
 
@@ -1491,7 +1508,7 @@ def _grep(descriptor: int, prefix: bytes, query: Json) -> Json:
             if pattern.search(line):
                 shown = line[:GREP_LINE_BYTES].decode("utf-8", "replace")
                 match = {"path": text_of(path), "line": number, "text": shown}
-                if not out.add(match, len(path) + 3 * len(shown) + 60):
+                if not out.add(match, json_size(path) + 6 * len(shown) + 60):
                     return {"matches": out.found, "more": True, "timed_out": False, "skipped": skipped}
     return {"matches": out.found, "more": False, "timed_out": False, "skipped": skipped}
 
@@ -2300,6 +2317,7 @@ class Scan:
         self.changes = changes
         self.based = based
         self.inline: dict[bytes, tuple[int, int]] = {}
+        self.flushed = False
 
     def page(self, start: int, most: int) -> tuple[list[Json], int | None]:
         out: list[Json] = []
@@ -2312,7 +2330,7 @@ class Scan:
             if path in self.inline:
                 change["inline"] = list(self.inline[path])
             out.append(change)
-            size += 200 + len(path) + 70 * len(change.get("chunks", ()))
+            size += 200 + json_size(path) + 70 * len(change.get("chunks", ())) + 6 * len(str(change.get("target", "")))
             at += 1
         return out, at if at < len(self.changes) else None
 
@@ -2582,7 +2600,7 @@ class Daemon:
         for name, group in self.groups.items():
             found += [(name, pid) for pid in group.pids()]
         if self.setting.version == 0 or self.look_for_tags:
-            found += self._tagged()
+            found += self._tagged({pid for _, pid in found})
         ours = {shim.pid for shim in self.shims}
         known: set[int] = set()
         out: list[tuple[str | None, int]] = []
@@ -2592,7 +2610,7 @@ class Daemon:
                 out.append((name, pid))
         return out
 
-    def _tagged(self) -> list[tuple[str | None, int]]:
+    def _tagged(self, grouped: set[int]) -> list[tuple[str | None, int]]:
         """Without cgroups: all below the zygote but shims, and, while that may not be all, all that carry a tag."""
         shims = {shim.pid: shim for shim in self.shims}
         found: dict[int, str | None] = {}
@@ -2611,7 +2629,8 @@ class Daemon:
                 if pid not in shims:
                     found[pid] = self._owner(pid)
         if self.look_for_tags:
-            tagged = [p.pid for p in tagged_processes(self.setting.space, None) if p.pid not in shims]
+            known = grouped if self.setting.version else set[int]()
+            tagged = [p.pid for p in tagged_processes(self.setting.space, None) if p.pid not in {*shims, *known}]
             for pid in tagged:
                 found.setdefault(pid, self._owner(pid))
             if not tagged and all(shim.channel is not None for shim in self.shims):
@@ -2840,8 +2859,10 @@ class Daemon:
         yield from self.point("start.admitted")
         name = exec_id(key)
         fresh = False
+        patience = time.monotonic() + STALL_S
         while name in self.runs and self.runs[name].pending:
-            yield Wait(None, self.runs[name].changed)
+            self._patient(patience)
+            yield Wait(patience, self.runs[name].changed)
         self.refresh()
         known = self.ledger.commands.get(name)
         if self.ledger.below_floor(key):
@@ -2854,6 +2875,8 @@ class Daemon:
             self._may_change((key[1], key[2]))
             if len(self.runs) >= RUNNING:
                 raise Fail("busy", "too many commands run", limit=RUNNING)
+            if len(self.ledger.commands) >= LEDGER:
+                raise Fail("busy", "too many keys are not forgotten", limit=LEDGER)
             if self.journal.room < 2 * JOURNAL_MARGIN:
                 with self.journal.locked():
                     self.journal.make_room()
@@ -2875,7 +2898,8 @@ class Daemon:
             })  # fmt: skip
             yield from self.point("start.forked")
             while shim.current == name and shim.pending:
-                yield Wait(None, shim.changed)
+                self._patient(patience)
+                yield Wait(patience, shim.changed)
             if shim.refusal is not None:
                 self.groups.pop(name, None)
                 raise shim.refusal
@@ -2890,6 +2914,10 @@ class Daemon:
         result, body = yield from self._waited(key, wait_ms, offset, length, patient)
         result["fresh"] = fresh
         return result, body
+
+    def _patient(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise Fail("busy", f"the shim has not recorded anything for {STALL_S:g} s; look, or void the key")
 
     def _waited(self, key: Key, wait_ms: int, offset: int, length: int, patient: bool) -> Steps:
         name = exec_id(key)
@@ -2986,11 +3014,10 @@ class Daemon:
         args.done()
         self.refresh()
         living = self.living()
-        shown = {name for name, _ in living} | set(self.runs)
+        shown = {name for name, _ in living if name is not None} | set(self.runs)
         commands = [
             self.command_json(self.ledger.commands[name].key)
-            for name in sorted(shown, key=str)
-            if name in self.ledger.commands
+            for name in sorted(name for name in shown if name in self.ledger.commands)[:NAMED]
         ]
         return {
             "protocol": PROTOCOL,
@@ -3024,7 +3051,7 @@ class Daemon:
         writer = args.text("writer", 128)
         number = args.number("connection", _BIG, 1)
         keys = [key_of(key, log) for key in args.items("keep", KEYS)]
-        for outcome in args.items("outcomes", KEYS):
+        for outcome in args.items("outcomes", ITEMS):
             if Args({"place": outcome}, b"").place("place") is None:
                 raise Fail("bad_request", "an outcome must be {call, attempt}")
         args.done()
@@ -3181,7 +3208,7 @@ class Daemon:
     def op_scan(self, _task: Task, args: Args) -> Steps:
         freeze, sync, full = args.flag("freeze"), args.flag("sync"), args.flag("full")
         inline = args.number("inline_bytes", INLINE_BYTES, default=0)
-        largest = args.number("max_file_bytes", 1 << 50, default=FILE_BYTES)
+        largest = args.number("max_file_bytes", MOST_FILE_BYTES, default=FILE_BYTES)
         page = args.number("page", PAGE, 1, PAGE)
         args.done()
         if freeze:
@@ -3203,11 +3230,13 @@ class Daemon:
         skipped = {raw_of(named["path"], "path") for named in [*survey.too_large, *survey.special, *survey.unreadable]}
         if len(survey.items) != len(base) or changes:
             changes += [(path, "removed") for path in base if path not in survey.items and path not in skipped]
-        if sync and (survey.touched or changes):
+        written = survey.touched or bool(changes)
+        if sync and written:
             yield from self._flush_workspace()
         yield from self.point("scan.synced")
         self.scans += 1
         scan = self.scan = Scan(self.scans, survey, changes, based)
+        scan.flushed = sync or not written
         body = self._inline(scan, inline)
         shown, following = scan.page(0, page)
         living = self.living()
@@ -3218,11 +3247,11 @@ class Daemon:
             "next": following,
             "total": len(changes),
             "hashed_bytes": survey.hashed,
-            "special": survey.special[:NAMED],
+            "special": named(survey.special),
             "special_count": len(survey.special),
-            "too_large": survey.too_large[:NAMED],
+            "too_large": named(survey.too_large),
             "too_large_count": len(survey.too_large),
-            "unreadable": survey.unreadable[:NAMED],
+            "unreadable": named(survey.unreadable),
             "unreadable_count": len(survey.unreadable),
             "living": len(living),
             "left": [
@@ -3286,7 +3315,7 @@ class Daemon:
     def op_chunks(self, _task: Task, args: Args) -> Steps:
         wanted: list[tuple[bytes, int, int, str]] = []
         total = 0
-        for entry in args.items("items", KEYS):
+        for entry in args.items("items", ITEMS):
             item = Args(dict(object_of(entry, "an item")), b"")
             path, offset, length = item.path(), item.number("offset", 1 << 50), item.number("length", BODY_BYTES)
             wanted.append((path, offset, length, digest_of(item.text("sha256", 64), "sha256")))
@@ -3316,6 +3345,11 @@ class Daemon:
         yield from self.point("settle.begin")
         if self.restore is not None:
             raise Fail("restoring", "a restore is under way; it sets the image record itself")
+        if scan is not None and not scan.flushed:
+            yield from self._flush_workspace()
+            scan.flushed = True
+            if self.restore is not None:
+                raise Fail("restoring", "a restore is under way; it sets the image record itself")
         fence = self.ledger.fence
         assert fence is not None
         with self.journal.locked():
@@ -3413,8 +3447,11 @@ class Daemon:
                 size += 70
             else:
                 path = restore.displaced[at - len(restore.missing)]
-                displaced.append(restore.survey.items[path].entry(path))
-                size += 200 + len(path) + 70 * len(displaced[-1].get("chunks", ()))
+                entry = restore.survey.items[path].entry(path)
+                if entry["size"] > MOST_FILE_BYTES:
+                    del entry["chunks"]
+                displaced.append(entry)
+                size += 200 + json_size(path) + 70 * len(entry.get("chunks", ()))
             at += 1
         return {
             "missing": missing,
@@ -3454,7 +3491,7 @@ class Daemon:
         restore.missing = [digest for digest in needed if digest not in self.staged]
 
     def op_missing(self, _task: Task, args: Args) -> Steps:
-        digests = [digest_of(digest, "digests") for digest in args.items("digests", KEYS)]
+        digests = [digest_of(digest, "digests") for digest in args.items("digests", ITEMS)]
         args.done()
         return {"missing": [digest for digest in digests if digest not in self.staged]}, b""
         yield
@@ -3551,7 +3588,7 @@ class Daemon:
             "removed": mover.removed,
             "preserved": mover.preserved,
             "recovery": mover.recovery,
-            "not_preserved": [text_of(path) for path in mover.dropped[:NAMED]],
+            "not_preserved": [item["path"] for item in named([{"path": text_of(path)} for path in mover.dropped])],
             "not_preserved_count": len(mover.dropped),
         }, b""
 
@@ -3590,7 +3627,7 @@ class Daemon:
         args.done()
         with self.resolver.directory(path) as descriptor:
             for name, status in list_directory(descriptor):
-                if not out.add(stat_json(name, status), len(name) + 120):
+                if not out.add(stat_json(name, status), json_size(name) + 120):
                     break
         return {"entries": out.found, "more": out.more}, b""
         yield
@@ -3653,7 +3690,7 @@ class Daemon:
         expect = args.text("expect", 64, None)
         if expect is not None and expect != "absent":
             digest_of(expect, "expect")
-        chunks = args.items("chunks", KEYS, None) if "chunks" in args.fields else None
+        chunks = args.items("chunks", ITEMS, None) if "chunks" in args.fields else None
         args.done(body=chunks is None)
         digests = None if chunks is None else [digest_of(chunk, "chunks") for chunk in chunks]
         yield from self.point("write.admitted")
@@ -3670,10 +3707,11 @@ class Daemon:
             )
             try:
                 try:
-                    size = 0
-                    for block in [args.body] if digests is None else map(self._staged_chunk, digests):
-                        write_all(descriptor, block)
-                        size += len(block)
+                    if digests is None:
+                        write_all(descriptor, args.body)
+                    else:
+                        yield from self.loop.offload(lambda: self._compose(descriptor, digests))
+                    size = os.fstat(descriptor).st_size
                     if mode is not None or old is not None:
                         os.fchmod(descriptor, mode if mode is not None else stat.S_IMODE(old.st_mode if old else 0))
                     final = os.fstat(descriptor).st_mode & 0o7777
@@ -3690,6 +3728,10 @@ class Daemon:
                 raise
         yield from self.point("write.renamed")
         return {"created": old is None, "size": size, "mode": final}, b""
+
+    def _compose(self, descriptor: int, digests: Sequence[str]) -> None:
+        for digest in digests:
+            write_all(descriptor, self._staged_chunk(digest))
 
     def _replaceable(self, parent: int, name: bytes, path: bytes, expect: str | None) -> os.stat_result | None:
         try:
@@ -3782,8 +3824,15 @@ class Mover:
                     whole.update(block)
                     yield block
 
-            daemon._write_state(name, blocks())  # pyright: ignore[reportPrivateUsage]
             self.staged[path] = name
+
+            def write(name: str = name, blocks: Callable[[], Iterator[bytes]] = blocks) -> None:
+                daemon._write_state(name, blocks())  # pyright: ignore[reportPrivateUsage]
+
+            if item.size <= 4 * CHUNK:
+                write()
+            else:
+                yield from daemon.loop.offload(write)
             status = os.stat(name, dir_fd=daemon.state_fd)
             if whole.hexdigest() != item.sha or status.st_size != item.size:
                 raise Fail("bad_request", "the chunks are not the file", path=text_of(path))
@@ -3820,7 +3869,7 @@ class Mover:
             elif item.kind == "symlink":
                 if not (there and old is not None and old.target == item.target):
                     yield from self._before(path)
-                    self._link(path, item)
+                    self._link(path, item, old if there else None)
             elif path in self.staged:
                 yield from self._before(path)
                 self._write(path, old if there else None)
@@ -3908,8 +3957,12 @@ class Mover:
             return
         raise Fail("changed", "something was added since the plan; plan anew", path=text_of(path))
 
-    def _link(self, path: bytes, item: Item) -> None:
+    def _link(self, path: bytes, item: Item, old: Item | None) -> None:
         into, name = self._into(path), self._name(path)
+        if old is not None:
+            self._unchanged(path, old)
+        else:
+            self._absent(path, into, name)
         temporary = b".perdure-" + secrets.token_hex(8).encode("ascii")
         os.symlink(item.target, temporary, dir_fd=into)
         try:
@@ -4302,6 +4355,10 @@ def serve(options: Options) -> None:
     if base:
         with contextlib.suppress(OSError):
             os.rmdir(base)
+    sock.close()
+    if address.startswith("unix:"):
+        with contextlib.suppress(OSError):
+            os.unlink(address[len("unix:") :])
     for descriptor in locks:
         os.close(descriptor)
 
