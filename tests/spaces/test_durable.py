@@ -63,7 +63,11 @@ class World:
 
     @asynccontextmanager
     async def open(
-        self, *replies: Call | Calls | Say, tools: tuple[AnyTool, ...] = (twice, outside), rerun: RerunPolicy = "rerun"
+        self,
+        *replies: Call | Calls | Say,
+        tools: tuple[AnyTool, ...] = (twice, outside),
+        rerun: RerunPolicy = "rerun",
+        restart_limit: int = 5,
     ) -> AsyncIterator[Harness]:
         space = await self.spaces.open("one")
         async with Harness.open(
@@ -73,6 +77,7 @@ class World:
             environment=durable_space(space, rerun=rerun),
             on_report=self.reports.append,
             drain_ms=2_000,
+            restart_limit=restart_limit,
         ) as harness:
             self.harness = harness
             yield harness
@@ -305,6 +310,21 @@ async def test_a_handle_that_outlives_its_call_does_nothing_s114(world: World) -
             with pytest.raises(CallOver):
                 await work
         assert world.lines("a") == ["in time"]
+        await world.check()
+
+
+async def test_a_call_that_ended_without_its_scope_is_undone_before_the_next_s157(world: World) -> None:
+    await begun(world, call("twice"), line="two")
+    async with world.open(call("twice"), restart_limit=1) as harness:
+        root = await harness.root()
+        harness.resume()
+        await world.until(lambda: any(r.type == "task_blocked" for r in world.reports))
+        await root.abort()
+        assert [code for code, _ in await world.results()] == ["aborted"]
+        submission = await root.submit("go", request_id="two")
+        world.gate.touch()
+        assert (await submission.answer()).text == "done"
+        assert world.lines() == ["one", "two"], "of the second call alone"
         await world.check()
 
 

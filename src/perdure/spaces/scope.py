@@ -25,7 +25,7 @@ from perdure.harness.environment import (
 )
 from perdure.kernel.json import JsonValue
 from perdure.kernel.reports import Report
-from perdure.kernel.session import Session
+from perdure.kernel.session import Session, Settled
 from perdure.kernel.transaction import Transaction
 from perdure.spaces import image
 from perdure.spaces.capture import Captured, UnfitForImage, capture
@@ -95,8 +95,8 @@ class SpaceScope:
         return client
 
     def check_turn(self, call: OpenCall) -> None:
-        """Raises CallOver once the call's turn has ended (rule S114)."""
-        if not self._turns.has(call.id):
+        """Raises CallOver once the call has its outcome, or its turn has ended (rule S114)."""
+        if call.id in self._settled or not self._turns.has(call.id):
             raise CallOver("the call this environment belongs to has ended")
 
     def intent(self, call: OpenCall) -> OpenIntent:
@@ -127,6 +127,7 @@ class SpaceScope:
         self._session = session
         self._hold = Hold(session, self._provider, self._name)
         self._reclaiming = Reclaiming(session)
+        session.observe(self._observe)
         self._turns = Turns()
         for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
             kept.clear()
@@ -134,6 +135,13 @@ class SpaceScope:
         assert len(writing) <= 1, "one call has the Space at a time"
         for call in open_calls:
             await self._turns.take(call.id, shared=call.effects == "read")
+
+    def _observe(self, settled: Settled) -> None:
+        """A call whose end was written without this scope being asked, such as one that was given up while nothing of
+        it ran, has its turn no longer. What it left is undone before the next call."""
+        for record in settled.batch.tasks:
+            if not record.live and record.id not in self._settled and self._turns.has(record.id):
+                self._turns.give(record.id)
 
     async def detach(self) -> None:
         hold, self._hold, self._session = self._hold, None, None
@@ -183,7 +191,7 @@ class SpaceScope:
         if call.id in self._lost:
             raise self._lost.pop(call.id)
         try:
-            self._captured[call.id] = await self._capture(pin=call.id, freeze=True)
+            self._captured[call.id] = await self._capture(pin=call.id, freeze=True, sync=True)
         except UnfitForImage as error:
             await self._persist(lambda: self._undo(call))
             self._note(call, "restored", str(error))
@@ -301,10 +309,20 @@ class SpaceScope:
             await hold.take(keep=[])
         _, number = await self._image()
         record = hold.image
+        left = await self._left_open()
         if number == 0:
             await self._take_over()
+        elif left is not None:
+            await self._restore(floor=Place(call=left.number, attempt=left.attempt + 1))
+            async with self._bound().commit() as tx:
+                (await tx.draft(SpaceState, key=self._name)).open = None
         elif record is None or (record.log, record.commit) != (self._bound().info.log_id, number):
             await self._restore(floor=None)
+
+    async def _left_open(self) -> OpenIntent | None:
+        """The intent of a call that ended without this scope: nobody goes on with it."""
+        state = await self._bound().snapshot(SpaceState, key=self._name)
+        return None if state is None or state.open is None or self._turns.has(state.open.call) else state.open
 
     async def _take_in(self) -> None:
         """That, and what others changed is the log's next image (rule S145)."""
@@ -315,7 +333,9 @@ class SpaceScope:
         """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that."""
         session, hold = self._bound(), self._held()
         _, number = await self._image()
-        captured = await self._capture(pin=EXTERNAL_PIN, freeze=False)
+        captured = await self._capture(pin=EXTERNAL_PIN, freeze=False, sync=number == 0)
+        if captured.changes and number:
+            captured = await self._capture(pin=EXTERNAL_PIN, freeze=False, sync=True)
         if captured.changes or number == 0:
             async with session.commit() as tx:
                 state = await tx.draft(SpaceState, key=self._name)
@@ -327,7 +347,7 @@ class SpaceScope:
             return
         hold.image = (await self.client.settle(commit=number, scan=captured.scan)).image
 
-    async def _capture(self, *, pin: int, freeze: bool) -> Captured:
+    async def _capture(self, *, pin: int, freeze: bool, sync: bool) -> Captured:
         """Raises UnfitForImage, also for a workspace that does not hold still."""
         tree, number = await self._image()
         for _ in range(_TRIES):
@@ -340,7 +360,7 @@ class SpaceScope:
                     pin=pin,
                     max_file_bytes=self._settings.max_file_bytes,
                     freeze=freeze,
-                    sync=True,
+                    sync=sync,
                 )
             except (ContentChanged, ScanForgotten):
                 continue
