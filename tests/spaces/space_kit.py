@@ -92,7 +92,7 @@ class Daemon:
 
     async def end(self) -> None:
         """Kill what lives in the Space, then the daemon, which is started for it if it is gone."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             self.start()
         assert self.process is not None
         try:

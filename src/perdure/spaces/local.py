@@ -22,7 +22,7 @@ from perdure.tools.threads import Threads
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TERM_S = 5.0
+_TERM_S = 2.0
 """Between SIGTERM and SIGKILL for a daemon that is restarted."""
 _READY_S = 5.0
 """How long a daemon is greeted again that is too busy, or just ending."""
