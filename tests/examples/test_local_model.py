@@ -31,6 +31,13 @@ def run(model: Path, kept: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
 
 
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
 def is_ended(model: Path) -> bool:
     return not Path("/proc", (model / "pid").read_text()).exists()
 
@@ -47,6 +54,22 @@ def test_it_is_killed_and_counted_and_the_models_mistakes_are_no_fault_h170(mode
     effects = [json.loads(line) for line in (tmp_path / "kept" / "effects.jsonl").read_text().splitlines()]
     ordered = [(effect["item"], effect["count"]) for effect in effects if effect["tool"] == "order"]
     assert ordered == [("bolt", 7), ("washer", 7), ("hinge", 7)]
+    assert is_ended(model)
+
+
+def test_a_run_that_is_terminated_leaves_no_process(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, RUN, model / "python", "--seed", "5", "--keep", tmp_path / "kept"]
+    env = {**os.environ, "STAND_IN": str(model)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "a new store" in line:  # the agent works
+                break
+        agents = [path for path in Path("/proc").glob("[0-9]*") if str(tmp_path / "kept").encode() in command_of(path)]
+        assert len(agents) == 2, "the script and the agent"
+        process.terminate()
+    assert process.returncode == 143
+    assert not any(path.exists() for path in agents)
     assert is_ended(model)
 
 

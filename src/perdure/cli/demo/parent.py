@@ -97,6 +97,9 @@ class Agent:
         return self.process.wait(timeout=self._silence_s)
 
     def close(self) -> None:
+        """Whatever happened, it has ended by then."""
+        if self.process.poll() is None:
+            self.kill()
         for pipe in (self.process.stdin, self.process.stdout, self._errors):
             if pipe is not None:
                 pipe.close()
