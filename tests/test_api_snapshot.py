@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import perdure
-from perdure import events
+from perdure import events, spaces
 
 SNAPSHOT = Path(__file__).parent / "golden" / "public-api.txt"
 
 
 def described() -> Iterator[str]:
-    for home, name in [*((perdure, name) for name in perdure.__all__), *((events, name) for name in events.__all__)]:
+    for home, name in [(module, name) for module in (perdure, events, spaces) for name in module.__all__]:
         value = getattr(home, name)
         if isinstance(value, type):
             bases = ", ".join(base.__name__ for base in value.__bases__)

@@ -6,26 +6,38 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import perdure
+from perdure import spaces
+
+LAZY = [perdure, spaces]
 
 
-def test_every_public_name_resolves() -> None:
-    for name in perdure.__all__:
-        assert getattr(perdure, name) is not None
+@pytest.mark.parametrize("package", LAZY)
+def test_every_public_name_resolves(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        package.nonsense  # noqa: B018
 
 
-def test_type_checkers_and_run_time_see_the_same_names() -> None:
-    tree = ast.parse(Path(perdure.__file__).read_text())
+@pytest.mark.parametrize("package", LAZY)
+def test_type_checkers_and_run_time_see_the_same_names(package: ModuleType) -> None:
+    assert package.__file__ is not None
+    tree = ast.parse(Path(package.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: node.module for node in imports for alias in node.names}
-    assert seen == perdure._MODULE_OF
+    assert seen == package._MODULE_OF
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = ("pydantic", "typer", "rich", "apsw", "msgspec")
-    code = f"import sys, perdure; print([m for m in {heavy!r} if m in sys.modules])"
+@pytest.mark.parametrize("package", LAZY)
+def test_importing_the_package_loads_nothing_heavy(package: ModuleType) -> None:
+    heavy = ("pydantic", "typer", "rich", "apsw", "msgspec", "asyncio")
+    code = f"import sys, {package.__name__}; print([m for m in {heavy!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
 
