@@ -332,6 +332,39 @@ async def test_a_command_cancelled_as_it_starts_is_gone(env: SpaceEnvironment, c
     assert (await client.status()).living == 0
 
 
+@pytest.mark.parametrize("change", ["write", "remove"])
+async def test_a_change_that_is_cancelled_comes_no_later(
+    env: SpaceEnvironment, client: SpaceClient, made: Daemon, change: str
+) -> None:
+    """Rule S116."""
+    await env.write_file("a", b"before")
+    made.pause()  # The request lies in its socket.
+    task = asyncio.create_task(env.write_file("a", b"after") if change == "write" else env.remove("a"))
+    while not client._link._used:
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=0.05)
+    assert not done
+    made.go_on()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert said(made.workspace / "a") == ("after" if change == "write" else "")
+
+
+async def test_a_cancelled_change_whose_fate_is_unknown_is_no_cancellation(
+    env: SpaceEnvironment, client: SpaceClient, made: Daemon
+) -> None:
+    """Rules S111 and S116."""
+    await client.arm("write.admitted", "hold")
+    task = asyncio.create_task(env.write_file("a", b""))
+    await held(client, "write.admitted")
+    task.cancel()
+    await asyncio.sleep(0)
+    made.kill()
+    with pytest.raises(SpaceConnectionLost):
+        await task
+
+
 async def test_an_output_nobody_takes_stops_the_command(env: SpaceEnvironment, made: Daemon) -> None:
     def refuse(data: bytes) -> None:
         raise RuntimeError("full")

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import TypeVar
 
 from perdure.harness.environment import (
     CallScope,
@@ -50,6 +51,8 @@ from perdure.spaces.outputs import Outputs
 from perdure.spaces.wire import Command, ExecKey, FileInfo
 from perdure.tools.command import INLINE_OUTPUT, CommandOutput
 from perdure.tools.workspace import MAX_READ
+
+T = TypeVar("T")
 
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 BASH_OR_SH = ("/bin/sh", "-c", 'if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; fi; exec sh -c "$1"', "sh")
@@ -162,7 +165,7 @@ class SpaceEnvironment:
             if len(data) > frames.BODY_BYTES:
                 size = wire.CHUNK_BYTES
                 content = [await self._client.put(data[at : at + size]) for at in range(0, len(data), size)]
-            await self._client.write(
+            writing = self._client.write(
                 inside,
                 content,
                 call=self._call,
@@ -171,6 +174,7 @@ class SpaceEnvironment:
                 mode=mode,
                 expect=expect,
             )
+            await _settled(writing)
 
     async def stat(self, path: str) -> FileStat | None:
         inside = self._below(path)
@@ -195,7 +199,7 @@ class SpaceEnvironment:
     async def remove(self, path: str) -> None:
         inside = self._inside(path)
         with self._asking(path):
-            await self._client.remove(inside, call=self._call, attempt=self._attempt, nonce=self._nonce)
+            await _settled(self._client.remove(inside, call=self._call, attempt=self._attempt, nonce=self._nonce))
 
     # --- commands
 
@@ -285,9 +289,7 @@ class SpaceEnvironment:
     async def _stop(self, key: ExecKey, cancelled: BaseException | None) -> None:
         """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S112)."""
         task = asyncio.create_task(self._void_or_kill(key))
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+        await _ended(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             raise problem from cancelled
 
@@ -340,6 +342,31 @@ class SpaceEnvironment:
             kind = info.kind
         name = os.path.basename(self.cwd) if info.name in ("", ".") else str(info.name)
         return FileStat(name=name, kind=kind, size=info.size, mode=info.mode, modified_at=info.modified_at)
+
+
+async def _settled(change: Coroutine[None, None, T]) -> T:
+    """Its answer, also when cancelled: a change that is on its way must not come after the call is over (rule S116).
+
+    Raises SpaceConnectionLost and StaleEpochError in place of the cancellation: then nobody knows.
+    """
+    task = asyncio.create_task(change)
+    cancelled = await _ended(task)
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and isinstance(problem := task.exception(), (SpaceConnectionLost, StaleEpochError)):
+        raise problem from cancelled
+    raise cancelled
+
+
+async def _ended(task: asyncio.Task[T]) -> asyncio.CancelledError | None:
+    """Wait for the task, and for nothing less; a cancellation that came meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 def _reason(command: Command) -> LostReason:
