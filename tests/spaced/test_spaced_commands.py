@@ -264,3 +264,34 @@ def test_without_the_kernels_list_of_children_descent_is_found_by_parents(make_s
     (pid,) = pids_in(space, "pid")
     driver.ask("restore_begin", commit=1)
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("containment", CONTAINMENTS)
+def test_nothing_is_restored_and_nobody_admitted_while_something_lives_on(
+    make_space: MakeSpace, containment: str
+) -> None:
+    """Rules S11, S18, S33: what SIGKILL does not end. Told with its pids, the workspace as it was."""
+    space = make_space("--containment", containment)
+    space.patches = ["immortal"]
+    driver = space.up().driver(1)
+    driver.advance()
+    driver.settle_first()
+    driver.run("setsid sh -c 'echo $$ > pid; exec sleep 1000' & sleep 0")
+    (pid,) = pids_in(space, "pid")
+    with pytest.raises(Refused) as caught:
+        driver.ask("restore_begin", commit=1, floor={"call": 1, "attempt": 2})
+    assert (caught.value.code, caught.value.error["pids"]) == ("processes_remain", [pid])
+    assert "pid" in space.files()
+    assert driver.call("status")[0]["image"] is None
+    second = space.driver(2)
+    with pytest.raises(Refused) as caught:
+        second.advance()
+    assert caught.value.code == "processes_remain"
+    admission = {"epoch": 2, "connection": 1, "boot": second.hello["boot"]}
+    with pytest.raises(Refused) as caught:
+        second.call("scan", **admission)
+    assert caught.value.code == "stale_connection"
+    os.kill(pid, signal.SIGKILL)
+    second.advance()
+    second.restore(1, None, {})
+    assert space.files() == {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
+import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +43,6 @@ def entries_of(root: Path) -> list[dict[str, Any]]:
 
 
 def text(raw: bytes) -> Any:
-    import base64
-
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -81,8 +82,6 @@ def grow(random_: random.Random, root: Path) -> None:
         path = folder / random_.choice(names)
         what = random_.randrange(8)
         if what == 0 and path.exists() and not path.is_symlink() and path.is_dir():
-            import shutil
-
             shutil.rmtree(path)
         elif what == 0 and os.path.lexists(path):
             path.unlink()
@@ -203,7 +202,8 @@ def test_what_is_open_for_writing_is_hashed(space: Space, driver: Driver) -> Non
     (space.workspace / "script").write_text(script)
     driver.start("exec python3 script", env={"PATH": os.environ["PATH"]})
     eventually(lambda: (space.workspace / "ready").exists())
-    time.sleep(0.25)  # the file must be old, not only the last of the changes
+    path = space.workspace / "f"
+    eventually(lambda: time.time_ns() - path.stat().st_ctime_ns > 2 * spaced.RACY_NS)
     settle(driver, 2)
     settle(driver, 3)
     (space.workspace / "go").touch()
@@ -464,3 +464,27 @@ def test_forgetting_sets_image_and_floor_as_one_and_drops_the_keys(space: Space,
     assert answer["commands"][0]["state"] == "cut_off"
     assert list((space.state / "outputs").iterdir()) == []
     assert whole_scan(again) == []
+
+
+def test_a_workspace_on_another_file_system_is_restored_all_the_same(
+    make_space: MakeSpace, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Rules S34, S35: nothing can be renamed from the state directory into it, nor back."""
+    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    request.addfinalizer(lambda: shutil.rmtree(other))
+    if other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other file system here")
+    space = make_space()
+    space.workspace = other
+    driver = space.up().driver(1)
+    driver.advance()
+    driver.settle_first()
+    (other / "mine").write_bytes(b"users own")
+    big = os.urandom(CHUNK + 3)
+    image = [file_entry("d/big", big, 0o640), file_entry("mine", b"agents")]
+    answer = driver.restore(2, image, chunked(big, b"agents"), preserve="all")
+    assert (Path(answer["recovery"]) / "mine").read_bytes() == b"users own"
+    assert space.files() == {"d/big": big, "mine": b"agents"}
+    assert (other / "d" / "big").stat().st_mode & 0o7777 == 0o640
+    assert whole_scan(driver) == []
+    assert sorted(path.name for path in other.iterdir()) == ["d", "mine"]

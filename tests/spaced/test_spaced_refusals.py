@@ -150,6 +150,20 @@ def test_a_client_that_does_not_read_is_let_go_and_holds_up_nobody(make_space: M
     assert half.sock.recv(1) == b""
 
 
+def test_requests_sent_at_once_are_answered_one_by_one_in_order(shared: Driver) -> None:
+    """One is in flight at a time, whatever arrives."""
+    for number in range(20):
+        if number % 2:
+            shared.send_asked("scan", id=number)
+        else:
+            shared.send_asked("wait", id=number, key=key(), wait_ms=10)
+    for number in range(20):
+        head, _ = struct.unpack("!II", shared._exactly(8))
+        answer = json.loads(shared._exactly(head))
+        assert answer["id"] == number
+        assert "result" in answer
+
+
 # --- what may be asked
 
 

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import gc
 import hashlib
 import heapq
@@ -314,6 +315,7 @@ class Command:
         return found
 
 
+@functools.lru_cache(maxsize=1024)
 def exec_id(key: Key) -> str:
     return sha256(compact(key))[:32]
 
@@ -1325,14 +1327,20 @@ def open_regular(name: bytes, parent: int, path: bytes) -> int:
     raise Fail("special_file", "not a regular file", path=text_of(path))
 
 
+def _name_of(item: tuple[bytes, object]) -> bytes:
+    return item[0]
+
+
 def list_directory(descriptor: int) -> list[tuple[bytes, os.stat_result]]:
     """Names and their own status, by name. What vanishes meanwhile is left out."""
     found: list[tuple[bytes, os.stat_result]] = []
     with os.scandir(descriptor) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                found.append((os.fsencode(entry.name), entry.stat(follow_symlinks=False)))
-    found.sort(key=lambda item: item[0])
+            try:
+                found.append((entry.name.encode("utf-8", "surrogateescape"), entry.stat(follow_symlinks=False)))
+            except FileNotFoundError:
+                continue
+    found.sort(key=_name_of)
     return found
 
 
@@ -2646,6 +2654,8 @@ class Daemon:
 
     def freeze(self) -> Generator[Wait | None, None, int]:
         """Stop everything living where it is."""
+        if not self.living():
+            return 0
         deadline = time.monotonic() + GONE_S
         for group in self.groups.values():
             group.freeze(True)
@@ -3141,8 +3151,13 @@ class Daemon:
         if living:
             written = written_files(pid for _, pid in living)
         until = time.monotonic() + SLICE_S
+        seen = 0
         try:
             for path, parent, name, status in tree(self.resolver.root, b""):
+                seen += 1
+                if seen % 64 == 0 and time.monotonic() > until:
+                    yield None
+                    until = time.monotonic() + SLICE_S
                 if isinstance(status, OSError):
                     found.unreadable.append(
                         {"path": text_of(path), "errno": errno.errorcode.get(status.errno or 0, "")}
@@ -3153,6 +3168,9 @@ class Daemon:
                 old = known.get(path)
                 kind = kind_of(status.st_mode)
                 if kind == "directory":
+                    if old is not None and old.kind == kind and old.mode == status.st_mode & 0o7777:
+                        found.items[path] = old
+                        continue
                     item = Item(kind, status.st_mode & 0o7777)
                     item.inode = status.st_ino
                 elif kind == "symlink":
@@ -3163,8 +3181,8 @@ class Daemon:
                         item = Item(kind, 0o777, status.st_size, target=os.readlink(name, dir_fd=parent))
                     except OSError:
                         continue
-                    item.seen(status, racy=False)
-                    found.touched = True
+                    item.seen(status, racy=status.st_ctime_ns >= time.time_ns() - RACY_NS)
+                    found.touched = found.touched or old is None or old.ctime != item.ctime
                 elif kind != "file":
                     found.special.append({"path": text_of(path), "kind": "special"})
                     continue
@@ -3192,10 +3210,9 @@ class Daemon:
                     found.hashed += item.size
                     item.racy = item.racy or (status.st_dev, status.st_ino) in written
                     found.touched = found.touched or old is None or not old.same(item) or old.ctime != item.ctime
+                    if item.size > CHUNK // 4:
+                        seen = 63
                 found.items[path] = item
-                if time.monotonic() > until:
-                    yield None
-                    until = time.monotonic() + SLICE_S
         except OSError as error:
             raise fail_of(error) from None
         return found
