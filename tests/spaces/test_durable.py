@@ -4,138 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from durable_kit import World, go
 
-from perdure.harness.documents import ToolResultData
 from perdure.harness.environment import ExecutionEnvironment
-from perdure.harness.harness import Harness
-from perdure.harness.messages import decode_messages
-from perdure.harness.registry import Extension
-from perdure.harness.tool import AnyTool, tool
-from perdure.kernel.reports import Report
-from perdure.spaces.documents import SpaceImage, SpaceState
-from perdure.spaces.durable import durable_space
+from perdure.harness.tool import tool
 from perdure.spaces.environment import CallOver
-from perdure.spaces.local import LocalSpaces
-from perdure.spaces.settings import RerunPolicy
-from perdure.storage.memory import MemoryStorage
-from perdure.testing.model import Call, Calls, Say, ScriptedModel, call, say
-from perdure.tools.coding import coding_tools
-
-
-@tool(effects="space")
-async def twice(environment: ExecutionEnvironment) -> str:
-    """Two commands: no outcome of it can be adopted."""
-    await environment.exec("echo one >> log")
-    await environment.exec("echo two >> log; while [ ! -e ../gate ]; do sleep 0.02; done")
-    return "both"
-
-
-@tool(effects="world", replay="unsafe")
-async def outside(environment: ExecutionEnvironment) -> str:
-    """It may do anything."""
-    await environment.exec("echo out >> log; while [ ! -e ../gate ]; do sleep 0.02; done")
-    return "out"
-
-
-class World:
-    """What outlives a process: the log, the Spaces, and the gate that commands wait for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.storage = MemoryStorage()
-        self.spaces = LocalSpaces(folder / "spaces")
-        self.reports: list[Report] = []
-        self.harness: Harness
-
-    @property
-    def workspace(self) -> Path:
-        return self.folder / "spaces" / "one" / "workspace"
-
-    @property
-    def gate(self) -> Path:
-        return self.workspace.parent / "gate"
-
-    @asynccontextmanager
-    async def open(
-        self,
-        *replies: Call | Calls | Say,
-        tools: tuple[AnyTool, ...] = (twice, outside),
-        rerun: RerunPolicy = "rerun",
-        restart_limit: int = 5,
-    ) -> AsyncIterator[Harness]:
-        space = await self.spaces.open("one")
-        async with Harness.open(
-            self.storage,
-            models=ScriptedModel({"go": [*replies, say("done")]}),
-            extensions=[coding_tools(), Extension("own", tools=list(tools))],
-            environment=durable_space(space, rerun=rerun),
-            on_report=self.reports.append,
-            drain_ms=2_000,
-            restart_limit=restart_limit,
-        ) as harness:
-            self.harness = harness
-            yield harness
-
-    async def crash(self) -> None:
-        """As if the process ended now."""
-        self.storage = self.storage.snapshot()
-        self.harness.session.fail(ConnectionError("killed"))
-        await self.harness.close()
-        self.reports.clear()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(3000):
-            if condition():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("it never came to that")
-
-    async def kill_daemon(self) -> None:
-        space = await self.spaces.open("one")
-        async with await space.connect() as client:
-            os.kill(client.seen.pid, signal.SIGKILL)
-
-    def lines(self, name: str = "log") -> list[str]:
-        path = self.workspace / name
-        return path.read_text().splitlines() if path.exists() else []
-
-    async def results(self) -> list[tuple[str | None, str]]:
-        root = await self.harness.root()
-        entries = [e for e in await root.entries() if e.kind == "pi.tool-result"]
-        return [
-            (e.data_as(ToolResultData).code, getattr(decode_messages(e.raw_messages)[0], "text", "")) for e in entries
-        ]
-
-    async def state(self) -> SpaceState:
-        state = await self.harness.session.snapshot(SpaceState, key="one")
-        assert state is not None
-        return state
-
-    async def recovered(self) -> list[str]:
-        return [note["kind"] for note in (await self.state()).recoveries]
-
-    async def check(self) -> None:
-        """The log's image is the workspace."""
-        found = await self.harness.session.snapshot(SpaceImage, key="one")
-        assert found is not None
-        held = {
-            f"{directory}/{name}".lstrip("/"): entry[1:3] if entry[0] == "f" else entry[0]
-            for directory, names in found.dirs.items()
-            for name, entry in names.items()
-        }
-        there: dict[str, object] = {}
-        for path in self.workspace.rglob("*"):
-            stat = path.lstat()
-            kind = "l" if path.is_symlink() else "d" if path.is_dir() else [stat.st_mode & 0o7777, stat.st_size]
-            there[str(path.relative_to(self.workspace))] = kind
-        assert there == held
-        assert (await self.state()).open is None
+from perdure.testing.model import Call, Calls, Say, call
 
 
 @pytest.fixture
@@ -143,11 +21,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World(tmp_path)
     yield world
     await world.spaces.delete("one")
-
-
-async def go(harness: Harness) -> str:
-    submission = await (await harness.root()).submit("go", request_id="one")
-    return (await submission.answer()).text
 
 
 WAIT = "echo one >> log; while [ ! -e ../gate ]; do sleep 0.02; done; echo two >> log; echo said"
