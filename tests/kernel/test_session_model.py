@@ -144,7 +144,9 @@ class Attempt:
 
     async def fork(self, a: int, b: int) -> None:
         model, tx, before = self.model, self.tx, self.before
-        choices = [(place, entry) for place in sorted(before.places) for entry in before.shown(place)]
+        # One that this transaction has deleted is forked no more.
+        places = sorted(before.places.keys() & model.places.keys())
+        choices = [(place, entry) for place in places for entry in before.shown(place)]
         if not choices:
             return
         place, at = choices[(a * 51 + b) % len(choices)]
