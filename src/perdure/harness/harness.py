@@ -130,6 +130,7 @@ class Harness:
         document_retention_ms: float = 600_000,
         read_only: bool = False,
         epoch: int | None = None,
+        takeover: bool = False,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         on_report: OnReport | None = None,
@@ -147,6 +148,9 @@ class Harness:
         instructions: what every conversation's model is told first.
         steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
         restart_limit: how often a task may be cut off by crashes before it is parked.
+        epoch: the fence this host writes, higher than any before; without it the last one plus 1.
+        takeover: also of a store that another host has open. That one adds nothing from here on and stops with
+            StaleEpochError; if it stopped inside a commit and is of this machine it is killed (rules K177 to K179).
 
         Raises NoAdapter; entering raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError,
         ExtensionConflict.
@@ -170,6 +174,7 @@ class Harness:
                 on_report=on_report,
                 read_only=read_only,
                 epoch=epoch,
+                takeover=takeover,
                 line_bound_ms=line_bound_ms,
                 drain_ms=drain_ms,
                 document_retention_ms=document_retention_ms,

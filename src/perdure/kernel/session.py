@@ -136,6 +136,7 @@ class Session(SettledReads):
         on_report: OnReport | None = None,
         read_only: bool = False,
         epoch: int | None = None,
+        takeover: bool = False,
         line_bound_ms: int = 1_000,
         drain_ms: int = 10_000,
         document_retention_ms: float = 600_000,
@@ -157,7 +158,12 @@ class Session(SettledReads):
         clock = clock or SystemClock()
         entropy = entropy or SystemEntropy()
         info = await storage.open(
-            read_only=read_only, epoch=epoch, writer=entropy.token(), log_id=entropy.token(), now=clock.wall()
+            read_only=read_only,
+            epoch=epoch,
+            takeover=takeover,
+            writer=entropy.token(),
+            log_id=entropy.token(),
+            now=clock.wall(),
         )
         session = cls(
             storage,
@@ -189,6 +195,7 @@ class Session(SettledReads):
         on_report: OnReport | None = None,
         read_only: bool = False,
         epoch: int | None = None,
+        takeover: bool = False,
         line_bound_ms: int = 1_000,
         drain_ms: int = 10_000,
         document_retention_ms: float = 600_000,
@@ -201,6 +208,7 @@ class Session(SettledReads):
             on_report=on_report,
             read_only=read_only,
             epoch=epoch,
+            takeover=takeover,
             line_bound_ms=line_bound_ms,
             drain_ms=drain_ms,
             document_retention_ms=document_retention_ms,

@@ -189,6 +189,7 @@ class Storage(Protocol):
         *,
         read_only: bool = False,
         epoch: int | None = None,
+        takeover: bool = False,
         writer: str,
         log_id: str,
         now: int,
@@ -196,7 +197,9 @@ class Storage(Protocol):
         """Create or open the store, own it, and write the fence (not when read_only).
 
         ``writer`` is this open's random identity; ``log_id`` becomes the store's if it is created now; ``now`` is
-        wall time in ms. Without ``epoch`` the fence becomes the stored epoch + 1.
+        wall time in ms. Without ``epoch`` the fence becomes the stored epoch + 1. ``takeover``: also of a store that
+        somebody holds, alive or frozen; a backend that others cannot hold, or that has no way to, goes on without it
+        (rules K177 to K179).
         Raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError, StorageError.
         """
         ...

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
+import signal
 import socket
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakSet
 
 import msgspec
@@ -22,6 +25,8 @@ from perdure.kernel.errors import StorageBusy, StorageError
 
 _ATTEMPTS = 10
 """How often a sidecar may be replaced under our hands, and a holder be caught before it wrote its name."""
+
+_FRESH = ".taking"
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,43 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     def gone(self) -> bool:
         """Whether it ran on this boot of this machine and does so no longer."""
         return self.boot_id == _boot_id() and _start_ticks(self.pid) != self.start_ticks
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs on this machine, where this process can see it."""
+        return self.boot_id == _boot_id() and self.host == socket.gethostname() and not self.gone
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it runs here and somebody has stopped it, as Ctrl-Z, SIGSTOP and debuggers do (state T)."""
+        return self.here and _stat(self.pid)[:1] in (["T"], ["t"])
+
+    def kill(self, *, patience: float) -> bool:
+        """Kill it, and wait until it has ended, for at most ``patience`` seconds; whether it has (rule K178).
+
+        False too if it is not here or is this process: then nothing is killed. Raises OSError if it may not be.
+        """
+        try:
+            # From here on it cannot be mistaken for a later process of the same number.
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return self.gone
+        try:
+            if not self.here or self.pid == os.getpid():
+                return self.gone
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            return bool(select.select([descriptor], [], [], patience)[0])
+        finally:
+            os.close(descriptor)
+
+
+class Sidecar(NamedTuple):
+    """The lock file of a store at some moment: which file it is, and whom it names. Two are equal while nobody else
+    has begun to own the store."""
+
+    file: tuple[int, int] | None
+    holder: Holder | None
 
 
 class OwnerLock:
@@ -79,6 +121,35 @@ class OwnerLock:
                 raise StorageError(f"{path}: the owner lock cannot be taken ({error.strerror})") from error
         raise StorageBusy(f"{store}: its lock file is being replaced again and again; try later")
 
+    @classmethod
+    def replace(cls, store: str, *, seen: Sidecar, now: int) -> OwnerLock:
+        """Put a fresh sidecar, locked and named, over the one that was ``seen``, whatever holds that (rule K177).
+
+        Its holder keeps a lock on a file without a name, so that its death frees nothing. The caller holds the write
+        lock of the store, so there is one at a time. Raises StorageBusy if another sidecar is there by now.
+        """
+        path = f"{store}.lock"
+        fresh = f"{path}{_FRESH}"
+        forget_replacement(store)
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(fresh, descriptor, now)
+            if sidecar(store) != seen:
+                raise StorageBusy(f"{store} was taken over by others meanwhile: {_describe(path)}")
+            os.rename(fresh, path)
+        except BaseException:
+            os.close(descriptor)
+            forget_replacement(store)
+            raise
+        return cls(path, descriptor)
+
+    def check_named(self) -> None:
+        """Raise StorageBusy if another sidecar is in the place of this one: somebody has taken over."""
+        assert self._descriptor is not None, "a held lock"
+        if not _names(self.path, self._descriptor):
+            raise StorageBusy(f"{self.path} was replaced while the store was opened: {_describe(self.path)}")
+
     def release(self) -> None:
         """Free the lock. Twice does nothing."""
         if self._descriptor is not None:
@@ -105,6 +176,22 @@ def _drop_inherited() -> None:
 os.register_at_fork(after_in_child=_drop_inherited)
 
 
+def sidecar(store: str) -> Sidecar:
+    """What the sidecar of a store is now."""
+    path = f"{store}.lock"
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return Sidecar(None, None)
+    return Sidecar((found.st_dev, found.st_ino), read_holder(path))
+
+
+def forget_replacement(store: str) -> None:
+    """Remove what a taker that died left beside the sidecar. The caller holds the write lock of the store."""
+    with suppress(FileNotFoundError):
+        os.unlink(f"{store}.lock{_FRESH}")
+
+
 def read_holder(path: str) -> Holder | None:
     """Who a lock file names; None if it names nobody."""
     try:
@@ -118,6 +205,11 @@ def _describe(path: str) -> str:
     for _ in range(_ATTEMPTS):
         holder = read_holder(path)
         if holder is not None and not holder.gone:
+            if holder.stopped:
+                return (
+                    f"it is held by {holder}, which is stopped; let it go on (kill -CONT {holder.pid}) and close it "
+                    "there, or open the store with takeover=True"
+                )
             return f"it is held by {holder}; close it there first"
         time.sleep(0.005)  # it has locked the file and is about to write its name
     if holder is None:
@@ -150,8 +242,14 @@ def _boot_id() -> str:
 
 def _start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 if it does not run."""
+    found = _stat(pid)
+    return int(found[19]) if found else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process, from its state on; nothing if it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name in it may be any bytes
     except OSError:
-        return 0
-    return int(stat.rpartition(b")")[2].split()[19])
+        return []
+    return stat.rpartition(b")")[2].decode().split()

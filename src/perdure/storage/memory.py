@@ -51,6 +51,7 @@ from perdure.storage.rules import (
     as_of,
     check_batch,
     check_limit,
+    check_takeover,
     lineage_of,
     mail_body,
     mailbox_full,
@@ -266,8 +267,16 @@ class MemoryStorage:
     # --- opening and closing -------------------------------------------------------------------------------
 
     async def open(
-        self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
+        self,
+        *,
+        read_only: bool = False,
+        epoch: int | None = None,
+        takeover: bool = False,
+        writer: str,
+        log_id: str,
+        now: int,
     ) -> StoreInfo:
+        check_takeover(takeover, read_only=read_only)
         if self._info is not None:
             raise StorageBusy("this MemoryStorage is open already; close it first, or open a snapshot() of it")
         contents = self._contents

@@ -67,6 +67,12 @@ def _check_document(seq: int, record: DocumentRecord, *, base: bool, ops: bool) 
         raise StorageError(f"commit {seq}: document {record.id} is new and has no base")
 
 
+def check_takeover(takeover: bool, *, read_only: bool) -> None:
+    """Raise ValueError for options of an open that contradict each other."""
+    if takeover and read_only:
+        raise ValueError("opening for reading takes nothing over; leave out takeover, or read_only")
+
+
 def check_limit(limit: int, *, most: int = MAX_SCAN) -> None:
     """Raise InvalidRead unless ``1 <= limit <= most``."""
     if not 1 <= limit <= most:

@@ -45,11 +45,12 @@ from perdure.kernel.storage import (
     StoreInfo,
 )
 from perdure.storage import sqlite_header, sqlite_upkeep
-from perdure.storage.lock import OwnerLock
-from perdure.storage.rules import FIRST_ID, check_limit
+from perdure.storage.lock import OwnerLock, forget_replacement
+from perdure.storage.rules import FIRST_ID, check_limit, check_takeover
 from perdure.storage.sqlite_create import clear, copying, create
 from perdure.storage.sqlite_reads import Reader, face, quietly
 from perdure.storage.sqlite_schema import Link, build, connect, explained
+from perdure.storage.sqlite_takeover import take_over
 from perdure.storage.sqlite_writer import Writer, raise_fence
 from perdure.storage.worker import Worker, finish
 
@@ -103,8 +104,16 @@ class SqliteStorage:
     # --- opening and closing ---------------------------------------------------------------------------------
 
     async def open(
-        self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
+        self,
+        *,
+        read_only: bool = False,
+        epoch: int | None = None,
+        takeover: bool = False,
+        writer: str,
+        log_id: str,
+        now: int,
     ) -> StoreInfo:
+        check_takeover(takeover, read_only=read_only)
         if self._state != "closed":
             raise StorageBusy(f"this SqliteStorage of {self.path} is {self._state} already")
         opening = _Opening(Worker("perdure-read"), Reader(self.path, vfs=self._vfs, live=not read_only))
@@ -114,7 +123,7 @@ class SqliteStorage:
                 info = await finish(opening.reading.call(partial(self._look, opening)))
             else:
                 opening.writing = Worker("perdure-write")
-                own = partial(self._own, opening, epoch=epoch, writer=writer, log_id=log_id, now=now)
+                own = partial(self._own, opening, epoch=epoch, takeover=takeover, writer=writer, log_id=log_id, now=now)
                 info = await finish(opening.writing.call(own))
                 assert opening.link is not None
                 opening.writer = Writer(self.path, opening.link, opening.writing, info, flush=self._flush)
@@ -142,8 +151,10 @@ class SqliteStorage:
             self._on_mail = None
             self._state = "closed"
 
-    def _own(self, opening: _Opening, *, epoch: int | None, writer: str, log_id: str, now: int) -> StoreInfo:
-        """On the writing thread: everything from the plain read to the fence, in the order of rules K164 to K175."""
+    def _own(
+        self, opening: _Opening, *, epoch: int | None, takeover: bool, writer: str, log_id: str, now: int
+    ) -> StoreInfo:
+        """On the writing thread: everything from the plain read to the fence, in the order of rules K164 to K179."""
         path = self.path
         directory = os.path.dirname(path)
         if not os.path.isdir(directory):
@@ -154,14 +165,29 @@ class SqliteStorage:
                 raise StorageError(
                     f"{name} may not be written by this process; to look at the store, open it for reading only"
                 )
-        opening.lock = OwnerLock.take(path, now=now)
+        try:
+            lock = OwnerLock.take(path, now=now)
+        except StorageBusy as busy:
+            if epoch is None and not takeover:
+                raise
+            taken = take_over(path, busy, epoch=epoch, writer=writer, now=now, kill=takeover, vfs=self._vfs)
+            if taken is not None:
+                opening.lock, opening.link = taken.lock, taken.link
+                return structs.replace(taken.info, warnings=tuple(sqlite_header.warnings(path)))
+            lock = OwnerLock.take(path, now=now)
+        opening.lock = lock
+
+        def own() -> None:
+            lock.check_named()
+            forget_replacement(path)
+
         try:
             clear(path)
             if not sqlite_header.examine(path):
                 fill = partial(build, log_id=log_id, next_id=FIRST_ID, now=now)
                 create(path, fill, vfs=self._vfs)
             opening.link = connect(path, "write", vfs=self._vfs)
-            info = raise_fence(opening.link, path, epoch=epoch, writer=writer)
+            info = raise_fence(opening.link, path, epoch=epoch, writer=writer, own=own)
         except (apsw.Error, OSError) as error:
             raise explained(error, path, "opened") from error
         return structs.replace(info, warnings=tuple(sqlite_header.warnings(path)))

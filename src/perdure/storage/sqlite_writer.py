@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from typing import cast
 
@@ -129,8 +131,11 @@ class _Commit:
             self.size += self.contents.size
 
 
-def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> StoreInfo:
-    """The first transaction of every exclusive open (rules K170 to K172). Raises StaleEpochError."""
+def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str, own: Callable[[], None]) -> StoreInfo:
+    """The first transaction of every exclusive open (rules K170 to K172). Raises StaleEpochError.
+
+    ``own`` is called inside it, once the epoch is known to be new: whoever returns from it owns the store.
+    """
     cursor = link.cursor()
     if cursor.execute("PRAGMA journal_mode").get != "wal":
         raise StorageError(f"{path} is not in WAL mode; run: PRAGMA journal_mode = WAL")
@@ -142,6 +147,7 @@ def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str) -> Sto
         mine = stored.epoch + 1 if epoch is None else epoch
         if mine <= stored.epoch:
             raise StaleEpochError(mine=mine, my_writer=writer, stored=stored.epoch, stored_writer=stored.writer)
+        own()
         cursor.execute("UPDATE meta SET epoch = ?, writer = ?", (mine, writer))
         add_tables(link)
         cursor.execute("COMMIT")
@@ -353,9 +359,11 @@ class Writer:
         pages = self._log_pages
         self._checkpoint_at = pages + CHECKPOINT_PAGES if pages >= CHECKPOINT_PAGES else CHECKPOINT_PAGES
         if pages < _RESTART_PAGES:
-            total, copied = self._link.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            if copied == total:
-                self._checkpoint_at = CHECKPOINT_PAGES  # the next commit begins the log anew
+            # Busy: somebody this store was taken over from stopped while it did the same.
+            with suppress(apsw.BusyError):
+                total, copied = self._link.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                if copied == total:
+                    self._checkpoint_at = CHECKPOINT_PAGES  # the next commit begins the log anew
             return
         self._link.set_busy_timeout(_RESTART_BUSY_MS)
         try:

@@ -145,9 +145,18 @@ class FaultyStorage:
     # --- opening and closing -----------------------------------------------------------------------------------
 
     async def open(
-        self, *, read_only: bool = False, epoch: int | None = None, writer: str, log_id: str, now: int
+        self,
+        *,
+        read_only: bool = False,
+        epoch: int | None = None,
+        takeover: bool = False,
+        writer: str,
+        log_id: str,
+        now: int,
     ) -> StoreInfo:
-        info = await self.inner.open(read_only=read_only, epoch=epoch, writer=writer, log_id=log_id, now=now)
+        info = await self.inner.open(
+            read_only=read_only, epoch=epoch, takeover=takeover, writer=writer, log_id=log_id, now=now
+        )
         self._closed = False
         self.opened = True
         self.acknowledged = info.seq
