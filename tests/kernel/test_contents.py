@@ -445,6 +445,24 @@ async def test_what_was_pinned_as_it_began_stays_k206(pinned: str) -> None:
         assert await session.contents.has(ABC) == {A}
 
 
+async def test_a_pin_of_an_earlier_session_that_is_unpinned_meanwhile_k206() -> None:
+    """As a call that goes on after a crash does, in the commit of its outcome."""
+    storage = MemoryStorage()
+    async with opened(storage) as session:
+        await session.contents.put(some("a", "b"), pin=CALL)
+        await session.contents.put(some("b"), pin=OTHER)
+        crashed = storage.snapshot()
+    async with Session.open(crashed) as session:
+        await unpin(session, OTHER)
+        look = Look()
+        reclaiming = asyncio.ensure_future(session.contents.reclaim(look))
+        await look.begun.wait()
+        await unpin(session, CALL)
+        look.go_on.set()
+        assert await reclaiming == 0
+        assert await session.contents.reclaim(looking()) == 2
+
+
 async def test_what_was_staged_as_it_began_is_seen_by_the_look_k206() -> None:
     storage = HeldStorage()
     async with opened(storage) as session:

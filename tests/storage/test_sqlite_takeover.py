@@ -7,6 +7,7 @@ import os
 import signal
 from asyncio.subprocess import Process
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,8 +16,8 @@ from storage_processes import end, go, line_of, start
 from perdure.kernel.errors import StaleEpochError, StorageBusy
 from perdure.kernel.session import Session
 from perdure.kernel.storage import Segment
-from perdure.storage import sqlite_takeover
-from perdure.storage.lock import Holder, read_holder
+from perdure.storage import sqlite, sqlite_takeover
+from perdure.storage.lock import Holder, OwnerLock, Sidecar, read_holder, sidecar
 from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.conformance import Line
 
@@ -410,6 +411,80 @@ async def test_of_many_takers_one_wins_and_the_others_hear_of_it(tmp_path: Path)
     assert line.info.epoch == 2 + len(opened_by)
     assert await line.storage.check() == []
     await line.storage.close()
+
+
+async def test_a_sidecar_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """K177: somebody has begun to own the store since it was found busy, in a file of its own or in the same one."""
+    store = f"{tmp_path}/store.db"
+    lock = OwnerLock.take(store, now=7)
+    now = sidecar(store)
+    assert now.holder is not None
+    earlier = msgspec.structs.replace(now.holder, since=6)
+    for seen in (Sidecar((1, 2), now.holder), Sidecar(now.file, earlier), Sidecar(None, None)):
+        with pytest.raises(StorageBusy, match=f"meanwhile: it is held by process {os.getpid()} "):
+            OwnerLock.replace(store, seen=seen, now=8)
+        assert sidecar(store) == now
+        assert os.listdir(tmp_path) == ["store.db.lock"]
+    lock.check_named()
+    other = OwnerLock.replace(store, seen=now, now=8)
+    with pytest.raises(StorageBusy, match="was replaced while the store was opened"):
+        lock.check_named()
+    lock.release()
+    with pytest.raises(StorageBusy):
+        OwnerLock.take(store, now=9)
+    other.release()
+    OwnerLock.take(store, now=9).release()
+
+
+async def test_an_opener_whose_sidecar_is_replaced_before_its_fence_owns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K167, K177: a taker was faster, though the lock that is left was to be had."""
+    path = tmp_path / "store.db"
+    await (await opened(path)).storage.close()
+    real = sqlite.connect
+
+    def connect(*args: Any, **options: Any) -> Any:
+        OwnerLock.replace(str(path), seen=sidecar(str(path)), now=8).release()
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(StorageBusy, match="was replaced while"):
+        patched.setattr(sqlite, "connect", connect)
+        await opened(path)
+    line = await opened(path)
+    assert line.info.epoch == 2, "it wrote no fence"
+    await line.storage.close()
+
+
+async def test_an_open_removes_what_a_taker_that_died_left(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    (tmp_path / "store.db.lock.taking").touch()
+    await (await opened(path)).storage.close()
+    assert sorted(os.listdir(tmp_path)) == ["store.db", "store.db.lock"]
+
+
+async def test_only_the_process_that_is_named_is_killed(tmp_path: Path) -> None:
+    """K178: not a later one of its number, nor this one; and it has ended when that is said."""
+    path = tmp_path / "store.db"
+    old, _ = await frozen(path, 1_000)
+    holder = read_holder(f"{path}.lock")
+    assert holder is not None
+    cut = msgspec.structs.replace
+    assert not holder.stopped
+    assert not cut(holder, boot_id="another").kill(patience=0)
+    assert not cut(holder, host="another").kill(patience=0)
+    assert cut(holder, start_ticks=1).kill(patience=0), "that one has ended"
+    own = OwnerLock.take(f"{tmp_path}/other.db", now=1)
+    mine = read_holder(own.path)
+    assert mine is not None
+    assert not mine.kill(patience=0)
+    own.release()
+    assert lives(old)
+    assert holder.kill(patience=60)
+    assert not lives(old)
+    assert await end(old) == -signal.SIGKILL
+    assert holder.kill(patience=0)
+    assert not holder.here
 
 
 async def test_a_holder_that_works_is_superseded_too_also_in_the_same_process(tmp_path: Path) -> None:

@@ -209,8 +209,7 @@ class Contents:
     async def _reclaim(self, referenced: Callable[[], AsyncIterator[Sequence[str]]]) -> int:
         session, spared = self._session, self._spared
         assert spared is not None, "set by the caller"
-        async with session.commit():
-            await session.settled_here()  # what was staged before can be seen by whoever looks now
+        async with session.commit():  # left once all has settled that was staged before: whoever looks then sees it
             for held in self._held.values():
                 spared |= held
         async for page in self._pages(pinned=True):
