@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -122,6 +123,27 @@ def test_a_live_store_names_its_holder(host: Host) -> None:
     assert (found.holder.pid, found.holder.state) == (host.process.pid, "alive")
     assert 0 <= time.time() * 1000 - found.holder.since < 600_000
     assert f"open in process {host.process.pid} on " in call(host.path).output
+
+
+def test_a_holder_that_is_frozen_is_told_as_that(host: Host) -> None:
+    """K159, K178: whose store may be taken over, and whether it may go on by itself."""
+    host.process.send_signal(signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, host.process.pid, os.WSTOPPED | os.WNOWAIT)
+        found = report(host.path)
+        assert found.holder is not None
+        assert (found.holder.pid, found.holder.state) == (host.process.pid, "stopped")
+        assert "stands still with its process" in [task.why for task in found.tasks]
+        output = call(host.path).output
+        assert f"open in process {host.process.pid} on " in output
+        assert f"as writer {found.writer}; that process looks frozen" in output
+        assert f"kill -CONT {host.process.pid}" in output
+    finally:
+        host.process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, host.process.pid, os.WCONTINUED | os.WNOWAIT)
+    found = report(host.path)
+    assert found.holder is not None
+    assert found.holder.state == "alive"
 
 
 def test_a_live_store_is_not_disturbed(host: Host) -> None:

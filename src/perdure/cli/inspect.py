@@ -31,7 +31,7 @@ MOST_CONVERSATIONS = 1000
 MOST_SUBMISSIONS = 1000
 MOST_TASKS = 1000
 
-HolderState: TypeAlias = Literal["alive", "ended", "unknown"]
+HolderState: TypeAlias = Literal["alive", "stopped", "ended", "unknown"]
 
 
 NARROWEST = 100
@@ -46,7 +46,8 @@ class HolderLine(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     since: int
     state: HolderState
-    """ended: killed, or its machine was; what ran then goes on at the next open. unknown: it is on another host."""
+    """stopped: it looks frozen, as Ctrl-Z, SIGSTOP and debuggers leave a process. ended: killed, or its machine was;
+    what ran then goes on at the next open. unknown: it is on another host."""
 
 
 class ConversationLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +163,7 @@ def holder_line(holder: Holder | None) -> HolderLine | None:
     elif holder.gone or holder.boot_id != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
         state = "ended"
     else:
-        state = "alive"
+        state = "stopped" if holder.stopped else "alive"
     return HolderLine(pid=holder.pid, host=holder.host, since=holder.since, state=state)
 
 
@@ -241,6 +242,7 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
 
 _RUNNING: dict[HolderState, str] = {
     "alive": "runs",
+    "stopped": "stands still with its process",
     "ended": "ran when its process ended",
     "unknown": "runs, or ran when its process ended",
 }
@@ -270,7 +272,7 @@ def render(report: StoreReport, *, as_json: bool) -> None:
         f"format {report.format}, log {report.log_id}, epoch {report.epoch}, "
         f"{report.commits} commits, {size(report.bytes)}"
     )
-    typer.echo(_opened(report.holder))
+    typer.echo(_opened(report.holder, report.writer))
     for warning in report.warnings:
         typer.echo(printable(warning))
     if report.mail:
@@ -285,13 +287,18 @@ def render(report: StoreReport, *, as_json: bool) -> None:
         typer.echo("\nThere are more; only the first are listed.")
 
 
-def _opened(holder: HolderLine | None) -> str:
+def _opened(holder: HolderLine | None, writer: str) -> str:
     if holder is None:
         return "not open"
     who = f"process {holder.pid} on {printable(holder.host)} since {when(holder.since)}"
     match holder.state:
         case "alive":
-            return f"open in {who}"
+            return f"open in {who}, as writer {printable(writer)}"
+        case "stopped":
+            return (
+                f"open in {who}, as writer {printable(writer)}; that process looks frozen: it is stopped, and goes on "
+                f"with kill -CONT {holder.pid}"
+            )
         case "ended":
             return f"not open; {who} had it open, and ended without closing it"
         case "unknown":
