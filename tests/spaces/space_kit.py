@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import TypedDict
 from perdure.spaced import SPACED
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.errors import SpaceError
+from perdure.spaces.link import ClientLimits
 from perdure.spaces.provider import SpaceAddress
 from perdure.spaces.wire import ExecKey
 
@@ -91,18 +91,22 @@ class Daemon:
         os.kill(self.process.pid, signal.SIGCONT)
 
     async def end(self) -> None:
-        """Kill what lives in the Space, then the daemon, which is started for it if it is gone."""
-        if self.process is None or self.process.poll() is not None:
-            self.start()
-        assert self.process is not None
-        try:
+        """Kill what lives in the Space, then the daemon. One that is gone or does not answer is started anew for it."""
+        for _ in range(3):
+            if self.process is None:
+                self.start()
+            assert self.process is not None
             self.go_on()
-            with contextlib.suppress(SpaceError):
-                async with await SpaceClient.connect(self.address) as client:
+            try:
+                async with await SpaceClient.connect(self.address, limits=ClientLimits(connect_s=0.1)) as client:
                     await client.shutdown(kill=True)
                 await asyncio.to_thread(self.process.wait, 20)
-        finally:
-            self.kill()
+                return
+            except SpaceError:
+                continue
+            finally:
+                self.kill()
+        raise AssertionError(f"what lives in {self.folder} could not be ended")
 
 
 @asynccontextmanager
