@@ -129,7 +129,7 @@ async def test_a_space_lost_under_a_call_is_restored_and_the_call_run_again_s150
         world.gate.touch()
         assert await go(harness) == "done"
         assert world.lines() == ["zero", "one", "two"]
-        assert await world.recovered() == ["rerun"]
+        assert await world.recovered() == ["restored", "rerun"]
         await world.check()
 
 

@@ -10,7 +10,8 @@ from perdure.kernel.document import Document, field
 
 Mode: TypeAlias = Literal["transactional"]
 RecoveryKind: TypeAlias = Literal["adopted", "reattached", "not_started", "rerun", "interrupted", "restored"]
-"""How a call that was cut off went on; ``restored``: no call's, the workspace was brought back to its image."""
+"""How a call that was cut off went on. ``restored``: the workspace was brought back to its image, because the Space was
+new or stood at another one, or (with its call) because a call left what no image can hold."""
 
 KEPT_RECOVERIES: Final = 50
 """The newest ones are shown; each is also with the result of its call."""

@@ -125,7 +125,8 @@ class CallEnvironment:
         return self
 
     async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        return await self._reading().read_file(path, offset=offset, length=length)
+        with self._scope.noting(self._call):
+            return await self._reading().read_file(path, offset=offset, length=length)
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
         if self._call.effects == "read":
@@ -134,10 +135,12 @@ class CallEnvironment:
             await self._writing().write_file(path, data, mode=mode, expect=expect)
 
     async def stat(self, path: str) -> FileStat | None:
-        return await self._reading().stat(path)
+        with self._scope.noting(self._call):
+            return await self._reading().stat(path)
 
     async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
-        return await self._reading().list_dir(path, limit=limit)
+        with self._scope.noting(self._call):
+            return await self._reading().list_dir(path, limit=limit)
 
     async def remove(self, path: str) -> None:
         if self._call.effects == "read":

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from perdure.kernel.session import Session
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import SpaceState
-from perdure.spaces.errors import SpaceConnectionLost, SpaceProcessesRemain, SpaceUnavailable
+from perdure.spaces.errors import (
+    NobodyListens,
+    SpaceConnectionLost,
+    SpaceNotReady,
+    SpaceProcessesRemain,
+    SpaceUnavailable,
+)
+from perdure.spaces.link import ClientLimits
 from perdure.spaces.provider import SpaceProvider
 from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord
+
+_LIMITS = ClientLimits(connect_s=0.5)
+"""A daemon that is gone is not waited for: its provider starts another."""
 
 
 class Hold:
@@ -67,7 +77,10 @@ class Hold:
         if self.client is not None and self.client.address != address:
             await self.close()
         if self.client is None:
-            self.client = await SpaceClient.connect(address)
+            try:
+                self.client = await SpaceClient.connect(address, limits=_LIMITS)
+            except (NobodyListens, SpaceNotReady) as error:
+                raise SpaceConnectionLost("closed", str(error)) from error
         return self.client
 
     def _stands_above(self, fence: Fence | None) -> bool:

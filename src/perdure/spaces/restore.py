@@ -45,9 +45,7 @@ async def restore(
         await _put(client, session, missing)
         lacking = await _lacking(session, displaced)
         try:
-            return await client.restore_apply(
-                begun.restore, preserve=lacking, preserve_bytes=preserve_bytes, name=name
-            )
+            return await client.restore_apply(begun.restore, preserve=lacking, preserve_bytes=preserve_bytes, name=name)
         except (ContentChanged, ContentMissing):
             continue
     raise SpaceUnavailable(

@@ -7,6 +7,7 @@ call needs it (``Hold``), and again whenever the connection was lost.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class SpaceScope:
         self._hold: Hold | None = None
         self._reclaiming: Reclaiming | None = None
         self._turns = Turns()
+        self._taking = asyncio.Lock()
         self._captured: dict[int, Captured] = {}
         """Of calls whose outcome is not committed yet."""
         self._intents: dict[int, OpenIntent] = {}
@@ -186,14 +188,14 @@ class SpaceScope:
         return cast("JsonValue", msgspec.to_builtins(intent))
 
     async def capture(self, call: OpenCall, outcome: CallOutcome) -> ScopeResult | None:
-        if call.effects == "read":
-            return None
         if call.id in self._lost:
             raise self._lost.pop(call.id)
+        if call.effects == "read":
+            return None
         try:
             self._captured[call.id] = await self._capture(pin=call.id, freeze=True, sync=True)
         except UnfitForImage as error:
-            await self._persist(lambda: self._undo(call))
+            await self._undo(call)  # once: if the Space is lost in it, the call is recovered
             self._note(call, "restored", str(error))
             return ScopeResult(text=f"{error}. What the call did in the workspace was undone.", is_error=True)
         return None
@@ -216,7 +218,7 @@ class SpaceScope:
         try:
             if outcome and call.effects != "read" and not self.ending:
                 await self._settle(call)
-        except SpaceConnectionLost:
+        except (SpaceConnectionLost, SpaceRefused):
             pass  # whoever takes the Space next finds that its image record is not the log's, and restores it
         finally:
             for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
@@ -237,6 +239,7 @@ class SpaceScope:
 
     async def recover(self, call: OpenCall) -> Recovery:
         if call.effects == "read":
+            self._lost.pop(call.id, None)
             await self._persist(self._take_up)
             return RecoverRun("same")
         return await self._persist(lambda: self._recover(call))
@@ -277,6 +280,8 @@ class SpaceScope:
                 return RecoverRun("next")
             case _:
                 await self._undo(call)
+                if decision == "restore":
+                    await self._tell_restored(why)
         if call.abort_requested or not self._may_rerun(call):
             self._note(call, "interrupted", f"{why}; undone")
             return RecoverInterrupted("What it did in the workspace was undone.")
@@ -303,7 +308,12 @@ class SpaceScope:
     # --- the Space between calls -------------------------------------------------------------------------------
 
     async def _take_up(self) -> None:
-        """The Space is this driver's, and stands at the log's image but for what others changed since."""
+        """The Space is this driver's, and stands at the log's image but for what others changed since. Calls that only
+        read may ask for that at once: one of them does it."""
+        async with self._taking:
+            await self._take_up_alone()
+
+    async def _take_up_alone(self) -> None:
         hold = self._held()
         if not hold.taken:
             await hold.take(keep=[])
@@ -314,10 +324,12 @@ class SpaceScope:
             await self._take_over()
         elif left is not None:
             await self._restore(floor=Place(call=left.number, attempt=left.attempt + 1))
+            await self._tell_restored("a call had ended without a result of it")
             async with self._bound().commit() as tx:
                 (await tx.draft(SpaceState, key=self._name)).open = None
         elif record is None or (record.log, record.commit) != (self._bound().info.log_id, number):
             await self._restore(floor=None)
+            await self._tell_restored("it did not stand at the image of the log")
 
     async def _left_open(self) -> OpenIntent | None:
         """The intent of a call that ended without this scope: nobody goes on with it."""
@@ -386,6 +398,15 @@ class SpaceScope:
             self._tell_preserved(done)
         return done
 
+    async def _tell_restored(self, why: str) -> None:
+        """The workspace is the log's image again, and not what it was found to be; a call may have nothing to do with
+        that."""
+        session = self._bound()
+        session.report(Report(type="space_restored", message=f"Space {self._name}: {why}"))
+        async with session.commit() as tx:
+            state = await tx.draft(SpaceState, key=self._name)
+            _keep(state, RecoveryNote(kind="restored", call=None, attempt=0, at=tx.at, why=why))
+
     def _tell_preserved(self, done: Restored) -> None:
         kept = f"{done.preserved} files that the log did not have were moved to {done.recovery}"
         lost = len(done.not_preserved)
@@ -425,10 +446,7 @@ class SpaceScope:
         note = self._notes.pop(call.id, None)
         if note is None:
             return
-        state.recoveries.append(
-            RecoveryNote(kind=note.kind, call=call.id, attempt=call.attempt, at=tx.at, why=note.why)
-        )
-        del state.recoveries[:-KEPT_RECOVERIES]
+        _keep(state, RecoveryNote(kind=note.kind, call=call.id, attempt=call.attempt, at=tx.at, why=note.why))
 
     # --- parts -------------------------------------------------------------------------------------------------
 
@@ -455,6 +473,11 @@ class SpaceScope:
             except SpaceRefused as error:
                 raise SpaceUnavailable(f"the Space {self._name} cannot be used: {error}") from error
         raise SpaceUnavailable(f"the connection to the Space {self._name} was lost {_TRIES} times in a row") from lost
+
+
+def _keep(state: SpaceState, note: RecoveryNote) -> None:
+    state.recoveries.append(note)
+    del state.recoveries[:-KEPT_RECOVERIES]
 
 
 EXTERNAL_PIN = (1 << 62) + 1
