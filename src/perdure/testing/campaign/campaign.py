@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from perdure.testing.campaign import transactional
 from perdure.testing.campaign.judge import walk
 from perdure.testing.campaign.nursery import Nursery
-from perdure.testing.campaign.play import Outcome, Play, play
+from perdure.testing.campaign.play import Outcome, Play, play, undisturbed
 from perdure.testing.campaign.script import VARIANTS, Kind, Tree
 from perdure.testing.campaign.tally import Claims, Tally
 
@@ -95,14 +95,8 @@ class Campaign:
             if script not in self._references:
                 trees: list[Tree] = []
 
-                def undisturbed(play: Play) -> None:
-                    play.begin()
-                    play.finish()
-                    trees.append(walk(play.world.workspace))
-
-                outcome = play(nursery, script, undisturbed, parent=self._parent)
-                wrong = "; ".join(outcome.wrong)
-                self._references[script] = wrong or trees[0]
+                outcome = play(nursery, script, undisturbed, after=lambda world: trees.append(walk(world.workspace)))
+                self._references[script] = "; ".join(outcome.wrong) or trees[0]
             found = self._references[script]
         if isinstance(found, str):
             raise AssertionError(f"a run that nobody disturbed went wrong: {found}")

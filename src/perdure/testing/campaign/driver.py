@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from typing_extensions import override
@@ -24,7 +25,7 @@ from perdure.spaces.local import LocalSpaces
 from perdure.spaces.settings import SpaceSettings
 from perdure.spaces.space import Space
 from perdure.storage.sqlite import SqliteStorage
-from perdure.testing.campaign.script import JOB, RUN_VARIABLE, Kind, Script, answers, one_call, script_of
+from perdure.testing.campaign.script import JOB, LOOK, RUN_VARIABLE, Kind, Script, answers, one_call, script_of
 from perdure.testing.campaign.tools import campaign_tools
 from perdure.testing.campaign.watch import Stand, Watch, WatchedScope, WatchedStorage
 from perdure.testing.model import ScriptedModel
@@ -49,8 +50,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """Its daemon can be told where to stop or to die."""
     takeover: bool = False
     """It takes the store over from a process that has it open."""
-    look: bool = False
-    """It only says what the log has."""
+    job: Literal["work", "look", "read"] = "work"
+    """The script; to see whether all is there, with one call that only reads; or only what the log has."""
 
 
 def steps_of(script: int | Kind) -> Script:
@@ -76,7 +77,7 @@ def main(life: Life) -> int:
     descriptor = os.open(life.events, os.O_WRONLY | os.O_CLOEXEC)
     watch = Watch(descriptor, life.stands)
     try:
-        asyncio.run(_look(life, watch) if life.look else _work(life, watch))
+        asyncio.run(_read(life, watch) if life.job == "read" else _work(life, watch))
     except Exception as error:
         watch.tell(failed=type(error).__name__, message=str(error))
         raise
@@ -110,7 +111,7 @@ async def _work(life: Life, watch: Watch) -> None:
         harness.session.observe(side)
         root = await harness.root()
         watch.tell(opened=os.getpid(), epoch=harness.session.info.epoch)
-        submission = await root.submit(JOB, request_id="job")
+        submission = await root.submit(JOB if life.job == "work" else LOOK, request_id=life.job)
         answer = await submission.answer()
         await side.write()
         watch.tell(answered=answer.text)
@@ -141,7 +142,7 @@ class _Side:
                 self._file.write(line + b"\n")
 
 
-async def _look(life: Life, watch: Watch) -> None:
+async def _read(life: Life, watch: Watch) -> None:
     """What the log has of the Space, with nothing set going."""
     async with Harness.open(SqliteStorage(Path(life.folder) / "agent.db"), read_only=True) as harness:
         state = await harness.session.snapshot(SpaceState, key=SPACE)

@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from perdure.testing.campaign.script import DONE, Node, Script, Tree, label, tree_after
+from perdure.testing.campaign.script import DONE, LOOKED, SEEN, Node, Script, Tree, label, tree_after
 
 Row = dict[str, Any]
 """A record's JSON as it stands in the file: the judge takes nobody's word for its types."""
@@ -91,7 +91,7 @@ def _log(store: Path, steps: Script) -> Iterator[str]:
     messages: list[Row] = [message for entry in entries for message in entry.get("messages", [])]
     results = [message for message in messages if message["role"] == "tool"]
     order = [message["call_id"] for message in results]
-    if order != [label(step.number) for step in steps]:
+    if order != [*(label(step.number) for step in steps), LOOKED]:
         yield f"the results in the log are {', '.join(order) or 'none'}"
     texts = {message["call_id"]: message for message in results}
     for step in steps:
@@ -103,9 +103,9 @@ def _log(store: Path, steps: Script) -> Iterator[str]:
             yield f"step {step.number} ({step.kind}) ended in an error ({message.get('code')}): {text[:300]}"
         elif step.result is not None and text != step.result:
             yield f"step {step.number} ({step.kind}) answered {text[-300:]!r}, must be {step.result[-300:]!r}"
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or _text(last) != DONE:
-        yield "the agent did not say that it was done"
+    said = [_text(message) for message in messages if message["role"] == "assistant"]
+    if said.count(DONE) != 1 or said[-1] != SEEN:
+        yield f"the agent said {said[-3:]}"
 
 
 def _text(message: Row) -> str:

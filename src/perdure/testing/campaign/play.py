@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from perdure.testing.campaign.driver import Life, steps_of
 from perdure.testing.campaign.judge import judge
@@ -58,7 +58,9 @@ class Play:
         self._life = self.world.start(self._described(stands, takeover=takeover))
         return self._life
 
-    def _described(self, stands: tuple[Stand, ...] = (), *, takeover: bool = False, look: bool = False) -> Life:
+    def _described(
+        self, stands: tuple[Stand, ...] = (), *, takeover: bool = False, job: Literal["work", "look", "read"] = "work"
+    ) -> Life:
         return Life(
             folder=str(self.world.folder),
             events=self.world.pipe(),
@@ -67,7 +69,7 @@ class Play:
             stands=stands,
             crash_points=self.crash_points,
             takeover=takeover,
-            look=look,
+            job=job,
         )
 
     # --- what is done
@@ -121,19 +123,20 @@ class Play:
                 pass
             self.died(life)
             if life.finished:
-                return
+                break
             self.begin()
-        raise Stuck(f"not done after {MAX_LIVES} lives")
+        else:
+            raise Stuck(f"not done after {MAX_LIVES} lives")
+        for job in ("look", "read"):
+            life = self.world.start(self._described(job=job))
+            while (event := life.next()) is not None:
+                if event.get("open") is not None:
+                    raise Stuck(f"a call still has the Space: {event['open']}")
+            if life.reap() != 0:
+                raise Stuck(f"{job} could not be done: {life.failure}")
 
     def wrong(self, reference: Tree | None) -> Iterator[str]:
         """What the judge finds."""
-        look = self.world.start(self._described(look=True))
-        while (event := look.next()) is not None:
-            if event.get("open") is not None:
-                yield f"a call still has the Space: {event['open']}"
-        if look.reap() != 0:
-            yield f"the store could not be looked at: {look.failure}"
-            return
         yield from judge(self.world.folder, self.world.workspace, self.steps, reference=reference)
         for note in recoveries(self.world.folder):
             self.tally.recoveries[note] += 1
@@ -146,6 +149,14 @@ def recoveries(folder: Path) -> list[str]:
     return [json.loads(line)["kind"] for line in lines]
 
 
+def undisturbed(play: Play) -> None:
+    """No attack at all."""
+    for step in play.steps:
+        if step.gated:
+            play.world.open_gate(step.number)
+    play.begin()
+
+
 def play(
     nursery: Nursery,
     script: int | Kind,
@@ -155,6 +166,7 @@ def play(
     together: bool = False,
     crash_points: bool = False,
     parent: Path | None = None,
+    after: Callable[[World], None] = lambda world: None,
 ) -> Outcome:
     """A run in a folder of its own: what ``attack`` does, then the end of the work, then the judge."""
     world = World(nursery, parent)
@@ -165,6 +177,7 @@ def play(
         attack(played)
         played.finish()
         wrong.extend(played.wrong(reference))
+        after(world)
     except Stuck as error:
         wrong.append(str(error))
     finally:

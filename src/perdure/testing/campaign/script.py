@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from perdure.harness.messages import ToolResultMessage
+from perdure.harness.messages import ToolResultMessage, UserMessage
 from perdure.harness.model import ModelRequest
 from perdure.kernel.json import JsonValue
 from perdure.testing.model import Call, Reply, call, calls, say
@@ -26,6 +26,11 @@ VARIANTS: Final = 12
 """Different scripts there are; a run's is its seed modulo this."""
 JOB: Final = "Do the work."
 DONE: Final = "All of it is done."
+LOOK: Final = "Is it all there?"
+"""What is asked at the end, when nothing is attacked any more: it makes a Space that was lost after its last call."""
+SEEN: Final = "It is."
+LOOKED: Final = "look"
+"""What the model calls the call for that."""
 RUN_VARIABLE: Final = "PERDURE_CAMPAIGN_RUN"
 """In the environment of everything that lives in the Space of a run: its folder."""
 MANY_DONE: Final = "many {step} done"
@@ -140,6 +145,10 @@ def answers(steps: Script, *, together: bool) -> Callable[[ModelRequest], Reply]
     size = 2 if together else 1
 
     def answer(request: ModelRequest) -> Reply:
+        asked = [message.text for message in request.messages if isinstance(message, UserMessage)]
+        if asked[-1] == LOOK:
+            seen = isinstance(request.messages[-1], ToolResultMessage)
+            return say(SEEN) if seen else replace(call("read", path="ledger.txt"), id=LOOKED)
         done = sum(isinstance(message, ToolResultMessage) for message in request.messages)
         if done >= len(steps):
             return say(DONE)
