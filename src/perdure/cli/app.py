@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 import sys
-from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 import perdure
-from perdure.kernel.errors import PerdureError
-
-T = TypeVar("T")
+from perdure.cli.errors import run_command as _run
+from perdure.cli.space.commands import app as space
 
 app = typer.Typer(
     help="perdure: durable agents. An agent that is killed goes on exactly where its log says it was.",
@@ -24,17 +21,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-def _run(command: str, work: Coroutine[None, None, T]) -> T:
-    """Do what a command does; what it cannot do is one sentence and the exit code 1."""
-    try:
-        return asyncio.run(work)
-    except PerdureError as error:
-        from perdure.cli.secrets import Secrets
-
-        typer.echo(Secrets().hide(f"perdure {command}: {error}"), err=True)
-        raise typer.Exit(1) from error
 
 
 class ExportFormat(StrEnum):
@@ -48,6 +34,9 @@ class CrashMode(StrEnum):
     """What a crash campaign attacks."""
 
     simulation = "simulation"
+
+
+app.add_typer(space, name="space")
 
 
 def _version(wanted: bool) -> None:

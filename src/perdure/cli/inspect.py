@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
 from perdure.cli.text import printable, size, when
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
 from perdure.harness.scopes import TOOL_TASK
@@ -87,7 +88,7 @@ class SubmissionLine(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None
 
 
-Line: TypeAlias = ConversationLine | TaskLine | SubmissionLine
+Line: TypeAlias = ConversationLine | TaskLine | SubmissionLine | SpaceLine | RecoveryLine
 
 
 class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,9 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """Live ones."""
     submissions: tuple[SubmissionLine, ...]
     """Queued and placed ones."""
+    spaces: tuple[SpaceLine, ...]
+    recoveries: tuple[RecoveryLine, ...]
+    """How calls of the Spaces that were cut off went on, the oldest first."""
     mail: int
     """Requests from other processes that nobody has taken yet."""
     wake: int | None
@@ -129,6 +133,7 @@ async def look(path: Path) -> StoreReport:
         live = {task.id for task in tasks}
         queued = await session.submissions(status="queued", limit=MOST_SUBMISSIONS)
         placed = await session.submissions(status="placed", limit=MOST_SUBMISSIONS)
+        spaces, recoveries = await space_lines(session)
         mail = await storage.mail(limit=MAX_SCAN)
         timers = [at for task in tasks if not task.abort_requested and (at := due_at(task)) is not None]
         return StoreReport(
@@ -144,6 +149,8 @@ async def look(path: Path) -> StoreReport:
             conversations=tuple(conversations),
             tasks=tuple(_task(task, live, holder) for task in tasks[:MOST_TASKS]),
             submissions=tuple(_submission(record) for record in sorted([*queued, *placed], key=lambda s: s.id)),
+            spaces=tuple(spaces),
+            recoveries=tuple(recoveries),
             mail=len(mail),
             wake=min(timers, default=None),
             more=len(page) == MOST_CONVERSATIONS
@@ -279,10 +286,13 @@ def render(report: StoreReport, *, as_json: bool) -> None:
         typer.echo(f"requests in the mailbox: {report.mail}")
     if report.wake is not None:
         typer.echo(f"the next timer is due at {when(report.wake)}")
-    console = _console()
-    _table(console, "conversations", report.conversations)
-    _table(console, "live tasks", report.tasks)
-    _table(console, "submissions queued or placed", report.submissions)
+    console = console_for_tables()
+    table(console, "conversations", report.conversations)
+    table(console, "live tasks", report.tasks)
+    table(console, "submissions queued or placed", report.submissions)
+    if report.spaces:
+        table(console, "Spaces", report.spaces)
+        table(console, "calls of Spaces that were cut off, and how they went on", report.recoveries)
     if report.more:
         typer.echo("\nThere are more; only the first are listed.")
 
@@ -305,7 +315,7 @@ def _opened(holder: HolderLine | None, writer: str) -> str:
             return f"perhaps open in {who}, which cannot be seen from here"
 
 
-def _table(console: Console, title: str, lines: Sequence[Line]) -> None:
+def table(console: Console, title: str, lines: Sequence[Line]) -> None:
     """Columns in which nothing stands, or zero throughout, are left out."""
     console.print()
     if not lines:
@@ -313,25 +323,27 @@ def _table(console: Console, title: str, lines: Sequence[Line]) -> None:
         return
     console.print(title, style="bold")
     names = [name.replace("_", " ") for name in lines[0].__struct_fields__]
-    rows = [[_cell(value) for value in structs.astuple(line)] for line in lines]
+    rows = [[_cell(name, value) for name, value in structs.asdict(line).items()] for line in lines]
     shown = [index for index in range(len(names)) if any(row[index] for row in rows)]
-    table = Table(box=None, padding=(0, 0, 0, 2), header_style="", show_edge=False)
+    drawn = Table(box=None, padding=(0, 0, 0, 2), header_style="", show_edge=False)
     for index in shown:
         # In a narrow terminal only the last column, which explains, is folded.
-        table.add_column(names[index], no_wrap=index != shown[-1], overflow="fold")
+        drawn.add_column(names[index], no_wrap=index != shown[-1], overflow="fold")
     for row in rows:
-        table.add_row(*(Text(row[index]) for index in shown))
-    console.print(table)
+        drawn.add_row(*(Text(row[index]) for index in shown))
+    console.print(drawn)
 
 
-def _console() -> Console:
+def console_for_tables() -> Console:
     """As wide as the terminal, if that leaves room for a table; where there is none a line is a line, however long."""
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = max(console.width, NARROWEST) if console.is_terminal else UNBROKEN
     return console
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if not value:
         return ""
+    if name == "at" and isinstance(value, int):
+        return when(value)
     return "yes" if value is True else printable(str(value))

@@ -1,0 +1,1 @@
+"""``perdure space``: the Spaces of a directory and of a store."""
