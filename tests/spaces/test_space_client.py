@@ -346,7 +346,7 @@ async def test_a_scan_is_restored_from_what_it_told(made: Daemon) -> None:
         with pytest.raises(ContentMissing):
             await client.restore_apply(begun.restore)
         for content in [big[at : at + (1 << 20)] for at in range(0, len(big), 1 << 20)] + [b"hello"]:
-            assert await client.put(content) == sha256(content)
+            assert await client.put([content]) == (sha256(content),)
         assert await client.missing(plan.missing) == ()
         restored = await client.restore_apply(begun.restore, preserve=["new"])
         assert restored.image.commit == 7

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import collections
 import contextlib
 import ctypes
 import errno
@@ -3514,15 +3515,22 @@ class Daemon:
         yield
 
     def op_put(self, _task: Task, args: Args) -> Steps:
+        sizes = [count_of(size, "sizes", CHUNK) for size in args.items("sizes", ITEMS, default=[len(args.body)])]
         args.done(body=True)
-        if len(args.body) > CHUNK:
-            raise Fail("too_large", "a chunk has at most one MiB", limit=CHUNK)
-        digest = sha256(args.body)
-        if digest not in self.staged:
-            self._write_state(f"staging/{digest}", [args.body])
-            self.staged[digest] = len(args.body)
-        return {"sha256": digest}, b""
-        yield
+        if sum(sizes) != len(args.body):
+            raise Fail("bad_request", "the sizes are not those of the body")
+        digests: list[str] = []
+        at = 0
+        for size in sizes:
+            chunk = args.body[at : at + size]
+            at += size
+            digest = sha256(chunk)
+            digests.append(digest)
+            if digest not in self.staged:
+                self._write_state(f"staging/{digest}", [chunk])
+                self.staged[digest] = size
+                yield None
+        return {"digests": digests}, b""
 
     def _write_state(self, name: str, blocks: Iterable[bytes]) -> None:
         """A file of the state directory, whole or not at all."""
@@ -3821,6 +3829,8 @@ class Mover:
             and ((now := survey.items.get(path)) is None or now.kind != "file" or now.sha != item.sha)
         ]
         self.staged: dict[bytes, str] = {}
+        self.taken: dict[bytes, str] = {}
+        """Of those, the ones that were a staged chunk, with its digest."""
         self.written = self.removed = self.preserved = 0
         self.kept_bytes = 0
         self.recovery: str | None = None
@@ -3830,9 +3840,14 @@ class Mover:
 
     def stage(self) -> Quiet:
         daemon = self.daemon
+        uses = collections.Counter(digest for path in self.writes for digest in self.target[path].parts())
         for number, path in enumerate(self.writes):
             item = self.target[path]
             name = f"staging/file-{number}"
+            if uses[item.sha] == 1 and item.parts() == [item.sha]:
+                self._take_chunk(path, item, name)
+                yield None
+                continue
             whole = hashlib.sha256()
 
             def blocks(item: Item = item, whole: Any = whole) -> Iterator[bytes]:
@@ -3856,11 +3871,29 @@ class Mover:
             os.chmod(name, item.mode, dir_fd=daemon.state_fd)
             yield None
 
+    def _take_chunk(self, path: bytes, item: Item, name: str) -> None:
+        """A chunk that is the content of this file and of no other becomes it, uncopied."""
+        daemon = self.daemon
+        content = daemon._staged_chunk(item.sha)  # pyright: ignore[reportPrivateUsage]
+        if len(content) != item.size:
+            raise Fail("bad_request", "the chunks are not the file", path=text_of(path))
+        os.rename(f"staging/{item.sha}", name, src_dir_fd=daemon.state_fd, dst_dir_fd=daemon.state_fd)
+        self.staged[path] = name
+        self.taken[path] = item.sha
+        del daemon.staged[item.sha]
+        os.chmod(name, item.mode, dir_fd=daemon.state_fd)
+
     def clean(self) -> None:
         self._leave()
-        for name in self.staged.values():
+        daemon = self.daemon
+        for path, name in self.staged.items():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=self.daemon.state_fd)
+                if path in self.taken:
+                    digest = self.taken[path]
+                    os.rename(name, f"staging/{digest}", src_dir_fd=daemon.state_fd, dst_dir_fd=daemon.state_fd)
+                    daemon.staged[digest] = self.target[path].size
+                else:
+                    os.unlink(name, dir_fd=daemon.state_fd)
 
     def swap(self) -> Quiet:
         now, target = self.survey.items, self.target

@@ -56,8 +56,8 @@ class _Living(msgspec.Struct, frozen=True):
     living: int
 
 
-class _Digest(msgspec.Struct, frozen=True):
-    sha256: str
+class _Digests(msgspec.Struct, frozen=True):
+    digests: tuple[str, ...]
 
 
 class _Missing(msgspec.Struct, frozen=True):
@@ -298,9 +298,10 @@ class SpaceClient:
         """Which of at most 10,000 chunks are not staged."""
         return (await self._link.ask("missing", {"digests": digests}, _Missing))[0].missing
 
-    async def put(self, chunk: bytes) -> str:
-        """Stage one chunk, at most 1 MiB; its digest. Raises SpaceFull."""
-        return (await self._link.ask("put", {}, _Digest, body=chunk))[0].sha256
+    async def put(self, chunks: Sequence[bytes]) -> tuple[str, ...]:
+        """Stage chunks of at most 1 MiB each, at most 16 MiB in all; their digests. Raises SpaceFull."""
+        fields = {"sizes": [len(chunk) for chunk in chunks]}
+        return (await self._link.ask("put", fields, _Digests, body=b"".join(chunks)))[0].digests
 
     async def restore_apply(
         self,

@@ -163,8 +163,10 @@ class SpaceEnvironment:
         with self._asking(path):
             content: bytes | list[str] = data
             if len(data) > frames.BODY_BYTES:
-                size = wire.CHUNK_BYTES
-                content = [await self._client.put(data[at : at + size]) for at in range(0, len(data), size)]
+                size, content = wire.CHUNK_BYTES, []
+                for at in range(0, len(data), frames.BODY_BYTES):
+                    end = min(at + frames.BODY_BYTES, len(data))
+                    content += await self._client.put([data[i : min(i + size, end)] for i in range(at, end, size)])
             writing = self._client.write(
                 inside,
                 content,

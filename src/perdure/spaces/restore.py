@@ -13,9 +13,11 @@ from perdure.kernel.storage import MAX_DIGESTS
 from perdure.spaces import image
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.errors import ContentChanged, ContentMissing, SpaceUnavailable
+from perdure.spaces.frames import BODY_BYTES
 from perdure.spaces.image import Directory, Link, Tree
-from perdure.spaces.wire import Displaced, Entry, Place, Restored, SpacePath
+from perdure.spaces.wire import CHUNK_BYTES, Displaced, Entry, Place, Restored, SpacePath
 
+_PUT_AT_ONCE = BODY_BYTES // CHUNK_BYTES
 _TRIES = 5
 """So often a plan is made anew because the workspace was changed under it."""
 
@@ -73,7 +75,8 @@ async def _put(client: SpaceClient, session: Session, digests: Sequence[str]) ->
                     f"the log has lost the content {digest[:16]}... of the image of {client.address.name}: check the "
                     "store, or restore it from a backup"
                 )
-            await client.put(contents[digest])
+        for at in range(0, len(asked), _PUT_AT_ONCE):
+            await client.put([contents[digest] for digest in asked[at : at + _PUT_AT_ONCE]])
 
 
 async def _lacking(session: Session, displaced: Sequence[Displaced]) -> list[str]:
