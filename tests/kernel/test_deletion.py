@@ -160,6 +160,9 @@ async def test_work_that_ends_in_the_same_transaction_does_not_keep_it_k193() ->
             record = await tx.submission(asked)
             await tx.put_submission(structs.replace(record, status="unanswered", reason="aborted"))
             assert await tx.delete_conversation(where) == [where]
+            # K195: nor does the transaction itself find any more what it wrote there before.
+            assert await tx.tasks() == await tx.tasks(conversation_id=where) == []
+            assert await tx.submissions() == await tx.submissions(conversation_id=where) == []
         assert await session.task(task.id) is None
         assert await session.conversation(where) is None
 

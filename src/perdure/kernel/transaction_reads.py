@@ -186,6 +186,7 @@ class TransactionReads:
             t
             for t in self._tasks.values()
             if t.id > after
+            and t.conversation_id not in self._deleted
             and conversation_id in (None, t.conversation_id)
             and kind in (None, t.kind)
             and live in (None, t.live)
@@ -215,7 +216,10 @@ class TransactionReads:
         own = [
             s
             for s in self._submissions.values()
-            if s.id > after and conversation_id in (None, s.conversation_id) and status in (None, s.status)
+            if s.id > after
+            and s.conversation_id not in self._deleted
+            and conversation_id in (None, s.conversation_id)
+            and status in (None, s.status)
         ]
         return _merge(stored, own, limit)
 
