@@ -12,6 +12,7 @@ from durable_kit import World, go
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.tool import tool
+from perdure.kernel.contents import digest_of
 from perdure.spaces.environment import CallOver
 from perdure.testing.model import Call, Calls, Say, call
 
@@ -165,6 +166,19 @@ async def test_what_no_image_holds_any_more_is_reclaimed_s163(world: World) -> N
             await asyncio.sleep(0.01)
         assert await stored() == 2, "the two bytes of a"
         await world.check()
+
+
+async def test_the_pin_of_a_call_that_ended_without_its_scope_is_let_go_s163(world: World) -> None:
+    data = b"left behind"
+    async with world.open(call("bash", command="echo a > a")) as harness:
+        await harness.session.contents.put({digest_of(data): data}, pin=900_000)
+        assert await go(harness) == "done"
+        for _ in range(300):
+            if not await harness.session.contents.has([digest_of(data)]):
+                break
+            await asyncio.sleep(0.01)
+        assert await harness.session.contents.pins() == []
+        assert not await harness.session.contents.has([digest_of(data)])
 
 
 async def test_a_handle_that_outlives_its_call_does_nothing_s114(world: World) -> None:

@@ -16,6 +16,8 @@ from perdure.spaces.image import Tree
 
 EVERY: Final = 256
 """Images between two sweeps: what they leave behind is bounded by what they changed."""
+EXTERNAL_PIN: Final = (1 << 62) + 1
+"""What pins the contents of changes that no call made; above every id."""
 _PAGE = 10_000
 
 
@@ -51,7 +53,14 @@ class Reclaiming:
             )
 
     async def _sweep(self) -> None:
-        await self._session.contents.reclaim(lambda: referenced(self._session))
+        session = self._session
+        # A call that ended without its scope left its pin.
+        left = [pin for pin in await session.contents.pins() if pin not in session.live.settled and pin < EXTERNAL_PIN]
+        if left:
+            async with session.commit() as tx:
+                for pin in left:
+                    tx.unpin_contents(pin)
+        await session.contents.reclaim(lambda: referenced(session))
 
 
 async def referenced(session: Session) -> AsyncIterator[Sequence[str]]:

@@ -44,7 +44,7 @@ from perdure.spaces.errors import (
 from perdure.spaces.hold import Hold
 from perdure.spaces.image import Tree
 from perdure.spaces.provider import SpaceProvider
-from perdure.spaces.reclaim import Reclaiming
+from perdure.spaces.reclaim import EXTERNAL_PIN, Reclaiming
 from perdure.spaces.recovery import Decision, Stand, decide
 from perdure.spaces.restore import restore
 from perdure.spaces.settings import SpaceSettings
@@ -478,10 +478,6 @@ class SpaceScope:
 def _keep(state: SpaceState, note: RecoveryNote) -> None:
     state.recoveries.append(note)
     del state.recoveries[:-KEPT_RECOVERIES]
-
-
-EXTERNAL_PIN = (1 << 62) + 1
-"""What pins the contents of changes that no call made; above every id."""
 
 
 def _reason(decision: Decision, stand: Stand) -> str:
