@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 from kit import Commits, Note, opened, rest, transcript, until
+from typing_extensions import override
 
+from perdure.harness import generation
+from perdure.harness.contexts import Contexts
+from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.hooks import HookCall, before_tool
+from perdure.harness.model import ModelInfo
 from perdure.harness.registry import Extension
 from perdure.harness.tool import tool
 from perdure.kernel.session import Settled
@@ -110,8 +115,6 @@ async def test_a_host_that_fails_to_name_an_environment_is_the_calls_business_h1
     def fails(_: int) -> None:
         raise RuntimeError("no environment today")
 
-    from perdure.harness.environment import ExecutionEnvironment
-
     @tool
     async def act(n: int, env: ExecutionEnvironment | None) -> str:
         """Act."""
@@ -161,6 +164,98 @@ async def test_a_reset_is_left_to_a_boundary_of_its_own_h186() -> None:
         root = await harness.root()
         record = await (await root.submit("hi")).wait()
         assert (record.status, record.reason) == ("unanswered", "reset")
+
+
+class Flickering(ScriptedModel):
+    """A catalogue that has no model at one of the next looks."""
+
+    looks: int | None = None
+
+    @override
+    def find(self, model: str) -> ModelInfo | None:
+        if self.looks is not None:
+            self.looks -= 1
+            if self.looks == 0:
+                return None
+        return super().find(model)
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+async def test_a_model_that_is_gone_at_any_look_costs_no_result_h186(at: int) -> None:
+    model = Flickering({"hi": [call("act"), say("done")]})
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        model.looks = at
+        return "acted"
+
+    async with opened(model, tools=(act,)) as harness:
+        root = await harness.root()
+        record = await (await root.submit("hi")).wait()
+        assert record.status == "done" or record.reason == "no_model"
+        assert "tool-result acted" in await transcript(root)
+
+
+async def test_a_context_let_go_of_at_the_boundary_is_read_anew_h186(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedModel({"hi": [call("act"), say("done")], "faster": say("at once")})
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        await root.submit("faster", mode="steer")
+        looks = iter((True, False))
+        shown = Contexts.shown
+        monkeypatch.setattr(Contexts, "shown", lambda self, tx, id: shown(self, tx, id) if next(looks, True) else None)
+        return "acted"
+
+    async with opened(model, tools=(act,)) as harness:
+        root = await harness.root()
+        commits = Commits(harness)
+        assert (await (await root.submit("hi")).answer()).text == "at once"
+        result = next(c for c in commits.durable if phases(c) == ["Terminal"])
+        assert phases(result, "pi.generation") == ["start"]
+        assert [e.kind for e in result.batch.entries] == ["pi.tool-result", "pi.user"]
+
+
+async def test_what_fails_at_the_boundary_is_the_runs_and_not_the_calls_h186(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: object, **__: object) -> None:
+        raise LookupError("nothing can be prepared today")
+
+    @tool
+    async def act() -> str:
+        """Act."""
+        monkeypatch.setattr(generation, "prepare", failing)
+        return "acted"
+
+    reports = []
+    async with opened(ScriptedModel({"hi": [call("act"), say("done")]}), tools=(act,), reports=reports) as harness:
+        root = await harness.root()
+        record = await (await root.submit("hi")).wait()
+        assert record.reason == "faulted"
+        assert "tool-result acted" in await transcript(root)
+    assert [report.kind for report in reports] == ["pi.generation"]
+
+
+async def test_a_foreseen_call_that_cannot_begin_has_not_begun_h185() -> None:
+    class Environment:
+        scope = None
+
+        def for_call(self, _: object) -> None:
+            raise OSError("no environment today")
+
+    @tool
+    async def act(env: ExecutionEnvironment) -> str:
+        """Act."""
+        return "acted"
+
+    model = ScriptedModel({"hi": [call("act"), say("done")]})
+    reports = []
+    async with opened(model, tools=(act,), environment=lambda _: Environment(), reports=reports) as harness:
+        root = await harness.root()
+        assert (await (await root.submit("hi")).answer()).text == "done"
+        assert "tool-result The call failed before the tool began." in await transcript(root)
+    assert [report.kind for report in reports] == ["pi.tool"]
 
 
 @pytest.mark.parametrize("after", range(1, 6))

@@ -43,6 +43,7 @@ def test_jitter_only_adds_and_at_most_its_share_h73(retry: int, fraction: float)
         {"follow_up": "none"},
         {"after_failure": "forget"},
         {"partial_interval_ms": -1},
+        {"instructions": "half of a character: \ud83d"},
     ],
 )
 def test_a_setting_that_is_none_is_refused(bad) -> None:

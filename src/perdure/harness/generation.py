@@ -316,7 +316,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
     async def _ride(self, tx: Transaction, record: TaskRecord) -> None:
         """The boundary after a round in the commit of the round's last result (rule H186): the task, which resumes in
-        this commit, begins with the request. Whatever else comes of the boundary is left to the phase ``tools``."""
+        this commit, begins with the request, or with ``start`` if that cannot be prepared. Whatever else comes of the
+        boundary is left to the phase ``tools``."""
         state, host, conversation_id = record.state, self._host, record.conversation_id
         assert isinstance(state, Running), "it was looked at"
         if host.contexts.shown(tx, conversation_id) is None:
@@ -327,9 +328,14 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             return
         await self._join_inputs(tx, conversation_id, await place(tx, conversation_id, "after_tools", host.settings))
         turn = msgspec.json.decode(state.raw_checkpoint, type=Round).turn
-        pinned = await prepare(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
-        assert isinstance(pinned, Pinned), "its history is in memory, and it has a model"
-        state = Running(phase="request", raw_checkpoint=pinned.encode())
+        try:
+            pinned = await prepare(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
+        except Exception:  # it is the run's, and nothing that refuses a result: ``start`` meets it again
+            pinned = None
+        if isinstance(pinned, Pinned):
+            state = Running(phase="request", raw_checkpoint=pinned.encode())
+        else:  # the history left memory meanwhile, or the model went
+            state = Running(phase="start", raw_checkpoint=msgspec.Raw(msgspec.json.encode(Preparing(turn=turn))))
         tx.put_task(structs.replace(record, state=state, restarts=0))
 
     async def _join_inputs(self, tx: Transaction, conversation_id: int, placed: Placed) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from perdure.kernel.json import check_json
+
 Take: TypeAlias = Literal["first", "all"]
 """How many queued inputs of one mode a boundary places (rule H44)."""
 
@@ -74,5 +76,6 @@ class Settings:
             if getattr(self, name) not in get_args(choices):
                 one_of = ", ".join(repr(choice) for choice in get_args(choices))
                 raise ValueError(f"{name} must be one of {one_of}, not {getattr(self, name)!r}")
+        check_json(self.instructions, at="instructions")
         if self.partial_interval_ms < 0:
             raise ValueError(f"partial_interval_ms must not be negative, not {self.partial_interval_ms}")
