@@ -68,7 +68,7 @@ class Scope:
         self.note("detach")
 
     async def enter(self, call: OpenCall) -> None:
-        if not self.refused:
+        if not self.refused and self.lost_at != "enter":
             await self.turn.acquire()
         self.note(f"enter {call.name}")
         if self.refused:
@@ -88,8 +88,8 @@ class Scope:
         self.note(f"before_result {outcome.code}")
 
     async def leave(self, call: OpenCall, *, outcome: bool) -> None:
-        self.note(f"leave {outcome}")
         self.turn.release()
+        self.note(f"leave {outcome}")
 
     async def recover(self, call: OpenCall) -> Recovery:
         self.note(f"recover {call.attempt} {call.scope_data} safe={call.replay_safe} abort={call.abort_requested}")
@@ -410,6 +410,44 @@ async def test_an_aborted_call_whose_environment_is_lost_is_recovered_as_aborted
     assert (await bench.world.result(task)).code == "aborted"
     await settle()
     assert [what.split()[0] for what in bench.asked[3:]] == ["capture", "recover", "before_result", "leave"]
+
+
+@pytest.mark.parametrize("place", ["recover", "before_result"])
+async def test_an_environment_lost_while_a_call_is_aborted_is_asked_again_h187(bench: Bench, place: str) -> None:
+    await bench.world.open(bench.work)
+    task = await bench.world.call("work")
+    await until(lambda: bool(bench.runs))
+    scope = bench.environment.scope
+    scope.lost_at = place
+    scope.recovery = RecoverResult(ScopeResult(text="undone", is_error=True))
+    if place == "recover":
+        await bench.world.crash()
+        await bench.world.open(bench.work, resume=False)
+    await bench.world.runtime.abort_task(task)
+    assert (await bench.world.result(task)).text == "undone"
+    await settle()
+    assert [what.split()[0] for what in bench.asked[-3:]] == ["recover", "before_result", "leave"]
+    assert not bench.world.reports
+    assert not scope.turn.locked()
+
+
+async def test_an_environment_that_is_lost_while_it_is_entered_is_entered_again_h187(bench: Bench) -> None:
+    bench.hang = False
+    scope = bench.environment.scope
+    scope.lost_at = "enter"
+    await bench.world.open(bench.work)
+    assert (await bench.world.run("work")).text == "done"
+    assert [what.split()[0] for what in bench.asked[1:4]] == ["enter", "enter", "before_intent"]
+
+
+async def test_an_environment_lost_behind_the_outcome_changes_nothing_of_it_h187(bench: Bench) -> None:
+    bench.hang = False
+    bench.environment.scope.lost_at = "leave"
+    await bench.world.open(bench.work)
+    assert (await bench.world.run("work")).text == "done"
+    await settle()
+    assert [what.split()[0] for what in bench.asked[-2:]] == ["before_result", "leave"]
+    assert [report.type for report in bench.world.reports] == ["task_error"]
 
 
 async def test_an_environment_may_refuse_a_call_before_its_intent_h187(bench: Bench) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -30,9 +29,11 @@ from perdure.harness.environment import (
     ScopeResult,
 )
 from perdure.harness.foreign import cancelled_itself, words_of
+from perdure.harness.foresight import Foreseen, foresee
 from perdure.harness.handle import CallStream, ToolCall
-from perdure.harness.hooks import BeforeTool, HookCall, HookRunner, Installed
+from perdure.harness.hooks import HookCall, HookRunner, Installed
 from perdure.harness.output import DEFAULT_LIMITS, Bounded
+from perdure.harness.patience import TimedOut, within
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry, Wrapper
 from perdure.harness.results import (
@@ -53,7 +54,6 @@ from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.errors import RunEnded
-from perdure.tasks.invocation import stack_of
 from perdure.tasks.run import Run
 
 MAX_CRASHES: Final = 5
@@ -92,27 +92,12 @@ class _Opened:
         return None if self.scope is None else (self.scope, self.call)
 
 
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """A call whose intent needs nothing that has to be waited for."""
-
-    tool: AnyTool
-    agent: Agent
-    values: Mapping[str, object]
-    intent: CallIntent
-    environment: ExecutionEnvironment | None
-
-
 class _Refused(Exception):
     """The call is over before its intent."""
 
     def __init__(self, code: ToolErrorCode, text: str) -> None:
         super().__init__()
         self.result = error_result(code, text)
-
-
-class _TimedOut(Exception):
-    pass
 
 
 class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
@@ -137,33 +122,14 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._opened: dict[int, _Opened] = {}
         """Calls of this process with an intent and no result."""
         self._foreseen: dict[int, Foreseen] = {}
-        """Those of them that have not begun."""
+        """Those with an intent whose tool has not begun."""
 
     # --- to the intent -----------------------------------------------------------------------------------------
 
     def foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
-        """The intent of a call as its answer arrives, if no hook, intent function or scope has to be asked before it
-        (rule H185). None: the call's own task works it out, and tells what is wrong with it."""
-        try:
-            return self._foresee(conversation_id, agent, name, arguments)
-        except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
-            return None
-
-    def _foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
-        tool = self._registry.find_tool(agent, name)
-        if tool is None or tool.prepares_intent:
-            return None
-        if any(isinstance(installed.hook, BeforeTool) for installed in self._registry.hooks(agent)):
-            return None
-        environment = self._environment_for(conversation_id) if tool.uses_environment else None
-        if environment is not None and environment.scope is not None:
-            return None
-        if environment is None and tool.needs_environment:
-            return None
-        read = tool.signature.read(arguments)
-        values = tool.signature.values(read)
-        intent = CallIntent(arguments=to_raw(read, at="arguments"), replay=tool.replay)
-        return Foreseen(tool, agent, values, intent, environment)
+        """The intent of a call as its answer arrives (rule H185). None: the call's own task works it out, and tells
+        what is wrong with it."""
+        return foresee(self._registry, self._environment_for, conversation_id, agent, name, arguments)
 
     def begin_foreseen(self, tx: Transaction, input: ToolInput, foreseen: Foreseen, *, owner: int) -> TaskRecord:
         """The task of a call that stands at its intent; it is executed once this commit has settled."""
@@ -201,6 +167,9 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     await opened.scope.enter(opened.call)
                 except EnvironmentRefuses as refusal:
                     return await self._finish(run, error_result("tool_unavailable", str(refusal)))
+                except EnvironmentLost as error:
+                    lost = error
+                    continue
                 try:
                     return await self._intend(run, opened)
                 except EnvironmentLost as error:
@@ -284,17 +253,20 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 try:
                     return await (self._recover(run, losses) if opened is None else self._perform(run, opened))
                 except EnvironmentLost as error:
+                    if run.moved:
+                        raise  # its outcome stands
                     lost, opened = error, None
-            raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call") from lost
+            raise _given_up(lost)
 
     def _opening(self, run: Run[ToolInput, None, CallIntent]) -> _Opened | None:
-        known = self._foreseen.pop(run.id, None)
+        known = self._foreseen.get(run.id)
         if known is None:
             return None
         return self._open(run, known.tool, known.agent, known.values, known.intent, known.environment, None)
 
     async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> Next[None]:
         self._opened[run.id] = opened
+        self._foreseen.pop(run.id, None)
         abandoned = True
         try:
             result = await self._result(run, opened)
@@ -344,8 +316,15 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         for wrapper in reversed(opened.wrappers):
             call = partial(wrapper, handle, call)
         try:
-            return tool.to_result(await self._within(run, tool.timeout_ms, call))
-        except _TimedOut:
+            ended = await within(
+                self._session.clock,
+                tool.timeout_ms,
+                call,
+                drain_ms=self._drain_ms,
+                on_overdue=partial(self._tell_overdue, run),
+            )
+            return tool.to_result(ended)
+        except TimedOut:
             text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
             return ToolResult(text, is_error=True, code="timeout")
         except (EnvironmentUnusable, EnvironmentLost, StaleEpochError):
@@ -362,46 +341,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             handle.end()
             progress.close()
 
-    async def _within(
-        self, run: Run[ToolInput, None, Any], timeout_ms: int | None, call: Callable[[], Awaitable[object]]
-    ) -> object:
-        """Raises _TimedOut once work that took too long has stopped."""
-        if timeout_ms is None:
-            return await call()
-        work = asyncio.ensure_future(call())
-        timer = asyncio.ensure_future(self._session.clock.sleep(timeout_ms / 1000))
-        try:
-            await asyncio.wait((work, timer), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise _TimedOut
-            return work.result()
-        finally:
-            timer.cancel()
-            await self._stop(run, work)
-
-    async def _stop(self, run: Run[ToolInput, None, Any], work: asyncio.Future[object]) -> None:
-        """Cancel work and wait until it has ended, whatever becomes of the waiter; tell if that takes long (T86)."""
-        work.cancel()
-        cancelled: asyncio.CancelledError | None = None
-        patience = asyncio.ensure_future(self._session.clock.sleep(self._drain_ms / 1000))
-        waited: set[asyncio.Future[Any]] = {work, patience}
-        while not work.done():
-            try:
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError as error:
-                cancelled = error
-            if patience.done() and patience in waited:
-                waited.remove(patience)
-                if not work.done():
-                    self._tell_overdue(run, work)
-        patience.cancel()
-        if not work.cancelled():
-            work.exception()
-        if cancelled is not None:
-            raise cancelled
-
-    def _tell_overdue(self, run: Run[ToolInput, None, Any], work: asyncio.Future[object]) -> None:
-        stack = stack_of(work.get_coro()) if isinstance(work, asyncio.Task) else ""
+    def _tell_overdue(self, run: Run[ToolInput, None, Any], stack: str) -> None:
         self._session.report(
             Report(
                 type="not_stopped",
@@ -510,21 +450,30 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if scope is None:
                 return await self._finish(run, result)
             call = view(self._session, run.record, run.input, intent, None if opened is None else opened.tool)
-            decided = await self._settle_aborted(scope, call, result, running=opened is not None)
-            return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
+            running = opened is not None
+            lost: EnvironmentLost | None = None
+            for _ in range(MAX_CRASHES + 1):
+                try:
+                    decided = await self._settle_aborted(scope, call, result, running=running)
+                    return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
+                except EnvironmentLost as error:
+                    if run.moved:
+                        raise  # its outcome stands
+                    lost, running = error, False
+            raise _given_up(lost)
 
     async def _settle_aborted(
         self, scope: CallScope, call: CallView, result: CallResult, *, running: bool
     ) -> ScopeResult | None:
-        """What the scope says of an aborted call. ``running``: it ran in this process."""
+        """What the scope says of an aborted call. ``running``: it ran in this process until now."""
         if running:
-            with suppress(EnvironmentLost):
-                return await scope.capture(call, result)
+            return await scope.capture(call, result)
         recovery = await scope.recover(call)
         return recovery.result if isinstance(recovery, RecoverResult) else None
 
     async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
         """The scheduler wrote the outcome: the call has a result all the same."""
+        begun = record.id not in self._foreseen
         self._forget(record.id)
         input = msgspec.json.decode(record.raw_input, type=ToolInput)
         live = await tx.read(Live, conversation=record.conversation_id)
@@ -532,7 +481,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         stream, output = committed_stream(shown, DEFAULT_LIMITS)
         if isinstance(record.outcome, Orphaned):
             result = error_result("aborted", ABORTED, stream=stream, output=output)
-        elif shown is not None and shown["state"] == "running":
+        elif begun and shown is not None and shown["state"] == "running":
             result = error_result("interrupted", INTERRUPTED, stream=stream, output=output)
         else:
             result = error_result("tool_error", "The call failed before the tool began.")
@@ -628,6 +577,13 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 error=error,
             )
         )
+
+
+def _given_up(lost: EnvironmentLost | None) -> EnvironmentUnusable:
+    """What the session fails with after the last loss."""
+    error = EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call")
+    error.__cause__ = lost
+    return error
 
 
 def _tool_error(text: str) -> ToolResult:

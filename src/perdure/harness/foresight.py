@@ -1,0 +1,67 @@
+"""Calls whose intent rides in the commit that stores the model's answer (rule H185)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from perdure.harness.documents import Agent
+from perdure.harness.environment import ExecutionEnvironment
+from perdure.harness.hooks import BeforeTool
+from perdure.harness.registry import Registry
+from perdure.harness.scopes import CallIntent, EnvironmentFor
+from perdure.harness.tool import AnyTool
+from perdure.kernel.records import to_raw
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A call whose intent needs nothing that has to be waited for."""
+
+    tool: AnyTool
+    agent: Agent
+    values: Mapping[str, object]
+    intent: CallIntent
+    environment: ExecutionEnvironment | None
+
+
+def foresee(
+    registry: Registry,
+    environment_for: EnvironmentFor,
+    conversation_id: int,
+    agent: Agent,
+    name: str,
+    arguments: msgspec.Raw,
+) -> Foreseen | None:
+    """The call, if no hook, intent function or scope has to be asked before its intent, and nothing is wrong with
+    it."""
+    try:
+        return _foresee(registry, environment_for, conversation_id, agent, name, arguments)
+    except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
+        return None
+
+
+def _foresee(
+    registry: Registry,
+    environment_for: EnvironmentFor,
+    conversation_id: int,
+    agent: Agent,
+    name: str,
+    arguments: msgspec.Raw,
+) -> Foreseen | None:
+    tool = registry.find_tool(agent, name)
+    if tool is None or tool.prepares_intent:
+        return None
+    if any(isinstance(installed.hook, BeforeTool) for installed in registry.hooks(agent)):
+        return None
+    environment = environment_for(conversation_id) if tool.uses_environment else None
+    if environment is not None and environment.scope is not None:
+        return None
+    if environment is None and tool.needs_environment:
+        return None
+    read = tool.signature.read(arguments)
+    values = tool.signature.values(read)
+    intent = CallIntent(arguments=to_raw(read, at="arguments"), replay=tool.replay)
+    return Foreseen(tool, agent, values, intent, environment)
