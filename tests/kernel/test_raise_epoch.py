@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,23 @@ async def test_a_block_that_fails_raises_nothing_k207() -> None:
                 tx.raise_epoch(before + 10)
                 raise KeyError
         assert session.info.epoch == before
+
+
+async def test_the_epoch_rises_above_what_is_staged_k207() -> None:
+    async with Session.open(MemoryStorage()) as session:
+        before = session.info.epoch
+        first, second = session.commit(), session.commit()
+
+        async def raise_first() -> None:
+            async with first:
+                first.raise_epoch(before + 10)
+
+        raising = asyncio.ensure_future(raise_first())
+        await asyncio.sleep(0)
+        async with second:
+            assert session.info.epoch == before, "the first is on its way"
+            with pytest.raises(ValueError, match=f"{before + 10} already"):
+                second.raise_epoch(before + 5)
+            second.raise_epoch(before + 11)
+        await raising
+        assert session.info.epoch == before + 11

@@ -429,6 +429,8 @@ class Session(SettledReads):
             staged.replies.update(reply.mail_id for reply in batch.replies)
         if batch.deleted:
             staged.deleted.update(batch.deleted)
+        if batch.epoch is not None:
+            staged.epoch = batch.epoch
         self.contents.staged(batch)
         for loaded, state in states:
             loaded.staged = state

@@ -83,6 +83,8 @@ class StagedRecords(msgspec.Struct):
     """Mailbox requests that a staged commit answers."""
     deleted: set[int] = msgspec.field(default_factory=set[int])
     """Conversations that a staged commit deletes. No transaction begins meanwhile."""
+    epoch: int = 0
+    """The highest that a commit of this session has raised the fence to."""
 
 
 class SettledReads(ABC):

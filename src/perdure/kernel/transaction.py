@@ -160,7 +160,7 @@ class Transaction(TransactionContents):
     def raise_epoch(self, epoch: int) -> None:
         """With this commit the epoch of the fence is ``epoch`` (rule K207). Raises ValueError if that is no higher."""
         self.check_open()
-        present = self._epoch or self.session.info.epoch
+        present = self._epoch or max(self.session.info.epoch, self.session.staged.epoch)
         if epoch <= present:
             raise ValueError(f"the epoch is {present} already; it only rises, so not to {epoch}")
         self._epoch = epoch
