@@ -107,6 +107,25 @@ def test_two_writers_see_each_other_also_when_the_file_is_written_anew(tmp_path:
     shut(two)
 
 
+def test_what_another_wrote_is_flushed_before_it_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule S19: a shim may have been killed between its write and its flush."""
+    one, two = opened(tmp_path), opened(tmp_path)
+    with two.locked():
+        two.confirm()
+    with one.locked():
+        one.append([started(1)])
+    flushed: list[int] = []
+    monkeypatch.setattr(spaced.os, "fdatasync", flushed.append)
+    with two.locked():
+        two.confirm()
+    assert flushed == [two.fd]
+    with two.locked():
+        two.confirm()
+    assert flushed == [two.fd]
+    shut(one)
+    shut(two)
+
+
 def test_a_line_longer_than_a_read_is_one_line(tmp_path: Path) -> None:
     steps = [[started(number) for number in range(1, 2000)], [fence(1)]]
     written(tmp_path, *steps)

@@ -181,6 +181,29 @@ def test_a_shim_refuses_a_key_below_the_floor(space: Space, driver: Driver) -> N
     assert space.files() == {}
 
 
+def test_a_shim_refuses_a_key_that_was_voided_while_it_was_forked(space: Space, driver: Driver) -> None:
+    """void, at the last moment (rules S13, S21)."""
+    driver.call("arm", point="shim.before_started", action="hold")
+    driver.send_asked("start", key=key(), shell="touch ran")
+    held(space, "shim.before_started")
+    assert driver.twin(space.address).ask("void", key=key())["state"] == "void"
+    release(space, "shim.before_started")
+    assert refused(driver.receive) == "void"
+    assert driver.state() == "void"
+    assert space.files() == {}
+
+
+def test_a_write_that_was_staged_is_not_renamed_once_its_call_is_undone(space: Space, driver: Driver) -> None:
+    """floor, against a request of the same driver (rules S5, S25, S33)."""
+    driver.call("arm", point="write.staged", action="hold")
+    driver.send_asked("write", b"late", path="f", call=1, attempt=1, nonce="n")
+    held(space, "write.staged")
+    driver.twin(space.address).ask("restore_begin", commit=1, floor={"call": 1, "attempt": 2})
+    release(space, "write.staged")
+    assert refused(driver.receive) == "below_floor"
+    assert space.files() == {}
+
+
 def test_advance_and_undo_kill_shims_that_have_not_started(space: Space, driver: Driver) -> None:
     """kill_pending (rule S11)."""
     driver.call("arm", point="shim.before_started", action="hold")
@@ -190,14 +213,14 @@ def test_advance_and_undo_kill_shims_that_have_not_started(space: Space, driver:
     second = space.driver(2)
     second.advance()
     assert not alive(shim)
-    assert refused(driver.receive) in ("stale_epoch", "internal")
+    assert refused(driver.receive) in ("stale_epoch", "busy")
     second.call("arm", point="shim.before_started", action="hold")
     second.send_asked("start", key=key(), shell="touch ran")
     held(space, "shim.before_started")
     shim = stopped_shim(space)
     second.twin(space.address).ask("restore_begin", commit=1, floor={"call": 1, "attempt": 2})
     assert not alive(shim)
-    assert refused(second.receive) in ("below_floor", "internal")
+    assert refused(second.receive) in ("below_floor", "busy")
 
 
 def test_an_overtaken_advance_stops_and_kills_nothing_of_the_newer(space: Space, driver: Driver) -> None:
@@ -433,7 +456,7 @@ def test_record_and_liveness_of_a_command_are_one(space: Space, driver: Driver) 
     driver.call("arm", point="shim.running", action="kill")
     assert driver.run("exit 3", call=4)["state"] == "unknown"
     driver.call("arm", point="shim.before_started", action="kill")
-    assert refused(lambda: driver.run("exit 3", call=5)) == "internal"
+    assert refused(lambda: driver.run("exit 3", call=5)) == "busy"
     assert driver.state(call=5) == "absent"
     driver.call("arm", point="shim.exit", action="hold")
     driver.send_asked("start", key=key(6), shell="exit 3", wait_ms=30_000)
@@ -462,3 +485,12 @@ def test_an_advance_names_the_generation(driver: Driver) -> None:
     """gen_commit, the daemon's part: the driver learns what it is to commit."""
     assert driver.hello["generation"] == 1
     assert driver.advance()["generation"] == 1
+
+
+def test_a_shim_that_was_killed_while_it_idled_is_replaced(space: Space, driver: Driver) -> None:
+    """Rule S22: nothing was handed to it yet."""
+    for call in range(1, 6):
+        assert driver.run("echo $PPID > shim", call=call)["code"] == 0
+        shim = int((space.workspace / "shim").read_text())
+        os.kill(shim, signal.SIGKILL)
+        eventually(lambda pid=shim: not alive(pid))

@@ -81,6 +81,7 @@ LIST_ENTRIES = 10_000
 GREP_FILE_BYTES = 8 * 1024 * 1024
 GREP_LINE_BYTES = 1000
 DEPTH = 256
+PATH_BYTES = 4096
 LINKS = 40
 GONE_S = 10.0
 """How long what was killed may take to be gone."""
@@ -162,8 +163,8 @@ def raw_of(value: object, name: str) -> bytes:
         raise Fail("bad_request", f"{name} must be a string or {{b64: string}}")
     if b"\0" in raw:
         raise Fail("bad_request", f"{name} contains a NUL byte")
-    if len(raw) > 4096:
-        raise Fail("too_large", f"{name} has {len(raw)} bytes", limit=4096)
+    if len(raw) > PATH_BYTES:
+        raise Fail("too_large", f"{name} has {len(raw)} bytes", limit=PATH_BYTES)
     return raw
 
 
@@ -1345,10 +1346,13 @@ def list_directory(descriptor: int) -> list[tuple[bytes, os.stat_result]]:
     return found
 
 
-def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
+def tree(
+    descriptor: int, prefix: bytes, opened: Callable[[bytes, int, bytes], bool] | None = None
+) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
     """Everything below an open directory, depth first: (path, its directory, its name, its status).
 
-    A directory that cannot be listed comes a second time, with the error in place of its status.
+    A directory that cannot be listed comes a second time, with the error in place of its status; one that is beyond
+    the depth and the length of paths with one of BEYOND. ``opened`` is asked first whether it made it readable.
     """
     stack: list[tuple[int, bytes, Iterator[tuple[bytes, os.stat_result]]]] = []
     stack.append((os.dup(descriptor), prefix, iter(list_directory(descriptor))))
@@ -1362,15 +1366,20 @@ def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os
                     if len(stack) >= DEPTH:
                         yield path, parent, name, OSError(errno.ELOOP, "too deep")
                         continue
-                    child = -1
                     try:
-                        child = os.open(name, _LISTED, dir_fd=parent)
-                        listed = list_directory(child)
+                        try:
+                            child, listed = _listed(name, parent)
+                        except PermissionError:
+                            if opened is None or not opened(path, parent, name):
+                                raise
+                            child, listed = _listed(name, parent)
                     except OSError as error:
-                        if child >= 0:
-                            os.close(child)
                         if error.errno != errno.ENOENT:
                             yield path, parent, name, error
+                        continue
+                    if any(len(path) + 1 + len(below) > PATH_BYTES for below, _ in listed):
+                        os.close(child)
+                        yield path, parent, name, OSError(errno.ENAMETOOLONG, "too long a path")
                         continue
                     stack.append((child, path + b"/", iter(listed)))
                     break
@@ -1380,6 +1389,37 @@ def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os
     finally:
         for parent, _, _ in stack:
             os.close(parent)
+
+
+BEYOND = (errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def _listed(name: bytes, parent: int) -> tuple[int, list[tuple[bytes, os.stat_result]]]:
+    descriptor = os.open(name, _LISTED, dir_fd=parent)
+    try:
+        return descriptor, list_directory(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def make_readable(name: bytes, parent: int) -> int | None:
+    """Let its owner read a file, or list a directory; its permission bits now, None where that may not be."""
+    try:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+            return None
+        mode = status.st_mode & 0o7777 | (0o700 if stat.S_ISDIR(status.st_mode) else 0o400)
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        return mode
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def look_through(workspace: str, query: Json) -> Json:
@@ -1662,6 +1702,8 @@ class Survey:
         self.special: list[Json] = []
         self.too_large: list[Json] = []
         self.unreadable: list[Json] = []
+        self.beyond: list[bytes] = []
+        """Directories that hold what is too deep or has too long a path, when a restore looks."""
         self.hashed = 0
         self.touched = False
         """Something was written since the index: there is something to flush."""
@@ -2839,6 +2881,20 @@ class Daemon:
         self.shims.add(shim)
         return shim
 
+    def _hand_over(self, job: Json) -> ShimHandle:
+        """Give a job to an idle shim. One that was killed while it idled has not got it: then to another one."""
+        for _ in range(IDLE_SHIMS + 2):
+            shim = self._idle_shim()
+            try:
+                shim.send(job)
+            except OSError:
+                shim.kill()
+                shim._forget_channel()  # pyright: ignore[reportPrivateUsage]
+                continue
+            shim.refusal, shim.found, shim.left, shim.child = None, None, False, 0
+            return shim
+        raise Fail("busy", "every shim is killed before it gets its job")
+
     def op_start(self, task: Task, args: Args) -> Steps:
         fence = self.ledger.fence
         assert fence is not None
@@ -2894,19 +2950,18 @@ class Daemon:
                 if self.journal.room < 2 * JOURNAL_MARGIN:
                     raise Fail("no_space", "the disk is full; free some and try again")
             fresh = True
-            shim = self._idle_shim()
-            shim.current, shim.pending, shim.refusal, shim.left, shim.child = name, True, None, False, 0
-            self.runs[name] = shim
-            if self.setting.version:
-                self.groups[name] = Cgroup(f"{self.setting.base}/{name}", self.setting.version)
-            floor = self.ledger.floor
-            shim.send({
+            job: Json = {
                 "x": name, "key": key, "argv": words, "cwd": text_of(cwd), "env": env, "timeout_ms": timeout_ms,
                 "limits": {k: v for k, v in limits.items() if k != "output_bytes"}, "digest": digest,
                 "output_bytes": limits.get("output_bytes", OUTPUT_BYTES), "inode": self.journal.inode,
-                "position": self.journal.position, "fence": fence, "floor": floor,
+                "position": self.journal.position, "fence": fence, "floor": self.ledger.floor,
                 "fenced": [fence["log"], *task.admitted], "armed": self._armed_for_shim(),
-            })  # fmt: skip
+            }  # fmt: skip
+            shim = self._hand_over(job)
+            shim.current, shim.pending = name, True
+            self.runs[name] = shim
+            if self.setting.version:
+                self.groups[name] = Cgroup(f"{self.setting.base}/{name}", self.setting.version)
             yield from self.point("start.forked")
             while shim.current == name and shim.pending:
                 self._patient(patience)
@@ -2918,8 +2973,7 @@ class Daemon:
                 self.refresh()
                 if name not in self.ledger.commands:
                     raise Fail(
-                        "internal",
-                        "the shim was killed before it recorded anything; this key may be void or started again",
+                        "busy", "the shim was killed before it recorded anything; void the key or start it again"
                     )
             yield from self.point("start.answered")
         result, body = yield from self._waited(key, wait_ms, offset, length, patient)
@@ -3144,9 +3198,22 @@ class Daemon:
 
     # --- images
 
-    def survey(self, known: dict[bytes, Item], largest: int) -> Generator[Wait | None, None, Survey]:
-        """Walk the workspace and hash what may differ from what is known (rules S28, S29, S32)."""
+    def survey(
+        self, known: dict[bytes, Item], largest: int, opening: bool = False
+    ) -> Generator[Wait | None, None, Survey]:
+        """Walk the workspace and hash what may differ from what is known (rules S28, S29, S32).
+
+        ``opening``, for a restore, which sets all modes afterwards: what its owner may not read is made readable.
+        """
         found = Survey()
+
+        def opened(path: bytes, parent: int, name: bytes) -> bool:
+            mode = make_readable(name, parent)
+            if mode is None:
+                return False
+            found.items[path] = Item("directory", mode)
+            return True
+
         written: set[tuple[int, int]] = set()
         living = self.living()
         if living:
@@ -3154,12 +3221,16 @@ class Daemon:
         until = time.monotonic() + SLICE_S
         seen = 0
         try:
-            for path, parent, name, status in tree(self.resolver.root, b""):
+            for path, parent, name, status in tree(self.resolver.root, b"", opened if opening else None):
                 seen += 1
                 if seen % 64 == 0 and time.monotonic() > until:
                     yield None
                     until = time.monotonic() + SLICE_S
                 if isinstance(status, OSError):
+                    if opening and status.errno in BEYOND:
+                        del found.items[path]
+                        found.beyond.append(path)
+                        continue
                     found.unreadable.append(
                         {"path": text_of(path), "errno": errno.errorcode.get(status.errno or 0, "")}
                     )
@@ -3200,7 +3271,12 @@ class Daemon:
                     continue
                 else:
                     try:
-                        item = yield from self._hashed(path, parent, name, status.st_size)
+                        try:
+                            item = yield from self._hashed(path, parent, name, status.st_size)
+                        except PermissionError:
+                            if not opening or make_readable(name, parent) is None:
+                                raise
+                            item = yield from self._hashed(path, parent, name, status.st_size)
                     except FileNotFoundError:
                         continue
                     except OSError as error:
@@ -3492,7 +3568,7 @@ class Daemon:
                     target[path] = Item("directory", 0o755)
                 elif target[path].kind != "directory":
                     raise Fail("bad_request", "an entry lies below one that is no directory", path=text_of(path))
-        survey = yield from self.survey(self.index.items, 1 << 62)
+        survey = yield from self.survey(self.index.items, 1 << 62, opening=True)
         if survey.unreadable:
             raise Fail("permission_denied", "a path of the workspace cannot be read", **survey.unreadable[0])
         needed: dict[str, None] = {}
@@ -3661,9 +3737,8 @@ class Daemon:
         """In a process of its own, which is killed when it takes too long."""
         while sum(shim.current == "" for shim in self.shims) >= 4:
             yield Wait(time.monotonic() + 0.01)
-        shim = self._idle_shim()
-        shim.current, shim.found, shim.refusal = "", None, None
-        shim.send({"look": query})
+        shim = self._hand_over({"look": query})
+        shim.current = ""
         deadline = time.monotonic() + wait_ms / 1000
         try:
             while shim.current == "" and not shim.gone and time.monotonic() < deadline:
@@ -3898,6 +3973,9 @@ class Mover:
     def swap(self) -> Quiet:
         now, target = self.survey.items, self.target
         specials = [raw_of(named["path"], "path") for named in self.survey.special]
+        for path in self.survey.beyond:
+            yield from self._before(path)
+            self._move_whole(path)
         gone = [path for path, item in now.items() if path not in target or target[path].kind != item.kind]
         gone += specials
         for path in sorted(gone, reverse=True):  # what lies below comes first
@@ -4055,6 +4133,18 @@ class Mover:
         self.recovery = folder
         self.preserved += 1
         return True
+
+    def _move_whole(self, path: bytes) -> None:
+        """A directory with what no path reaches, whatever its size: nobody can tell what of it the log lacks."""
+        folder = f"{self.daemon.setting.state}/recovery/{self.name}"
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+            where = os.path.join(os.fsencode(folder), b".beyond-" + secrets.token_hex(8).encode("ascii"))
+            os.rename(self._name(path), where, src_dir_fd=self._into(path))
+        except OSError as error:
+            raise fail_of(error, path) from None
+        self.recovery = folder
+        self.preserved += 1
 
     def _copy(self, name: bytes, into: int, where: bytes) -> None:
         source = os.open(name, _READ, dir_fd=into)
