@@ -65,13 +65,14 @@ class World:
         tools: tuple[AnyTool, ...] = (twice, outside),
         rerun: RerunPolicy = "rerun",
         restart_limit: int = 5,
+        max_file_bytes: int = 1 << 30,
     ) -> AsyncIterator[Harness]:
         space = await self.spaces.open("one")
         async with Harness.open(
             self.storage,
             models=ScriptedModel({"go": [*replies, say("done")]}),
             extensions=[coding_tools(), Extension("own", tools=list(tools))],
-            environment=durable_space(space, rerun=rerun),
+            environment=durable_space(space, rerun=rerun, max_file_bytes=max_file_bytes),
             on_report=self.reports.append,
             drain_ms=2_000,
             restart_limit=restart_limit,

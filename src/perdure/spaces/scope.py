@@ -297,7 +297,10 @@ class SpaceScope:
 
     async def _undo(self, call: OpenCall) -> None:
         """The workspace is the call's base image again; nothing of this attempt runs or ever starts."""
-        await self._restore(floor=self._above(call))
+        try:
+            await self._restore(floor=self._above(call))
+        except SpaceRefused as error:
+            raise SpaceUnavailable(f"the Space {self._name} cannot be undone: {error}") from error
         self._captured.pop(call.id, None)
 
     def _above(self, call: OpenCall) -> Place:
@@ -472,7 +475,7 @@ class SpaceScope:
                 lost = error
             except SpaceRefused as error:
                 raise SpaceUnavailable(f"the Space {self._name} cannot be used: {error}") from error
-        raise SpaceUnavailable(f"the connection to the Space {self._name} was lost {_TRIES} times in a row") from lost
+        raise SpaceUnavailable(f"the Space {self._name} was lost {_TRIES} times in a row, at last: {lost}") from lost
 
 
 def _keep(state: SpaceState, note: RecoveryNote) -> None:
