@@ -10,7 +10,7 @@ from kit import Hold, Note, kinds, live, opened, queue, rest, transcript, until
 
 from perdure.events import Snapshot
 from perdure.harness.conversation import Conversation
-from perdure.harness.documents import DeletedUsage, Meta
+from perdure.harness.documents import DeletedUsage, Meta, UsageTotals
 from perdure.harness.harness import Harness
 from perdure.harness.messages import AssistantMessage, UserMessage
 from perdure.harness.model import ModelRequest
@@ -20,6 +20,7 @@ from perdure.kernel.errors import ConversationOpen, InvalidTransition, NotFound
 from perdure.kernel.json import JsonValue
 from perdure.kernel.observation import WatchEnded
 from perdure.kernel.records import from_raw
+from perdure.kernel.session import Session
 from perdure.storage.memory import MemoryStorage
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
@@ -288,6 +289,23 @@ async def test_what_a_deleted_conversation_used_stays_in_the_sum_h184() -> None:
         empty = await harness.create_conversation()
         await empty.delete()
         assert (await harness.usage()).requests == before.requests + 2
+
+
+async def test_a_deletion_while_the_sum_is_made_costs_and_doubles_nothing_h184(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(talk()) as harness:
+        all = [await asked(harness) for _ in range(3)]
+        before = await harness.usage()
+        snapshot, waiting = Session.snapshot, [all[0], all[2]]
+
+        async def deleting(self: Session, kind: Any, **more: Any) -> Any:
+            found = await snapshot(self, kind, **more)
+            if kind is UsageTotals and more["conversation"] == all[1].id and waiting:
+                await waiting.pop().delete()  # one that would be next, then one that is counted already
+            return found
+
+        monkeypatch.setattr(Session, "snapshot", deleting)
+        assert await harness.usage() == before
+        assert not waiting
 
 
 # --- by mail ---------------------------------------------------------------------------------------------------------

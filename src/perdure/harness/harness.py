@@ -8,7 +8,7 @@ async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[..
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -45,6 +45,9 @@ from perdure.kernel.transaction import Transaction
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.registry import TaskRegistry
 from perdure.tasks.runtime import TaskRuntime
+
+MOST_LOOKS = 10
+"""How often the sum of usage is begun anew because something was deleted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,16 +390,24 @@ class Harness:
         """What all conversations together have used and cost, deleted ones too (rules H157, H158, H184). Takes a read
         a conversation."""
         deleted = await self.session.snapshot(DeletedUsage, context=context)
-        documents: list[UsageTotals | DeletedUsage] = [] if deleted is None else [deleted]
+        for _ in range(MOST_LOOKS):
+            documents: list[UsageTotals | DeletedUsage] = [] if deleted is None else [deleted]
+            documents += [totals async for totals in self._all_usage(context)]
+            before, deleted = deleted, await self.session.snapshot(DeletedUsage, context=context)
+            if deleted == before:
+                return summed(documents)
+        raise RuntimeError("conversations are deleted faster than what they used can be summed; ask again")
+
+    async def _all_usage(self, context: Context | None) -> AsyncGenerator[UsageTotals]:
         after = 0
         while True:
-            page = await bounded(self.session.conversations(after=after, limit=MAX_SCAN), context)
+            page = await self.session.conversations(after=after, limit=MAX_SCAN, context=context)
             for record in page:
                 found = await self.session.snapshot(UsageTotals, conversation=record.id, context=context)
                 if found is not None:
-                    documents.append(found)
+                    yield found
             if len(page) < MAX_SCAN:
-                return summed(documents)
+                return
             after = page[-1].id
 
 
