@@ -494,3 +494,12 @@ async def test_an_attempt_that_ended_does_nothing_more(env: SpaceEnvironment, ma
         with pytest.raises(CallOver):
             await operation
     assert not (made.workspace / "a").exists()
+
+
+async def test_a_command_whose_shim_is_killed_before_it_did_anything_is_started_again_s111(
+    env: SpaceEnvironment, client: SpaceClient, made: Daemon
+) -> None:
+    await client.arm("shim.before_started", "kill")
+    result = await env.exec("echo once >> log; echo said")
+    assert (result.exit_code, result.output) == (0, b"said\n")
+    assert said(made.workspace / "log") == "once\n"

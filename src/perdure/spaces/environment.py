@@ -60,6 +60,8 @@ BASH_OR_SH = ("/bin/sh", "-c", 'if command -v bash >/dev/null 2>&1; then exec ba
 is adopted must be the one that was started."""
 _OUTPUT_CHUNK = 1024 * 1024
 _MOST_LISTED = 10_000
+_STARTS = 4
+"""So often a command is started that the Space is too busy for, or whose shim was killed before it did anything."""
 
 _LOST: dict[type[SpaceRefused], LostReason] = {
     KeyVoid: "void",
@@ -69,6 +71,7 @@ _LOST: dict[type[SpaceRefused], LostReason] = {
     Restoring: "restoring",
     ContentMissing: "restoring",
     SpaceFault: "unknown",
+    SpaceRefused: "unknown",  # An error of the system that no class stands for: it may have come too late.
 }
 
 
@@ -253,16 +256,7 @@ class SpaceEnvironment:
         program = shlex.quote(argv[0])
         unwatched = output.on_output is None
         try:
-            command, data = await self._client.start(
-                key,
-                argv=argv,
-                cwd=cwd,
-                env=env,
-                timeout_ms=timeout_ms,
-                wait_ms=wire.MAX_WAIT_MS,
-                length=_OUTPUT_CHUNK,
-                until_exit=unwatched,
-            )
+            command, data = await self._start(key, argv, cwd, env, timeout_ms, unwatched)
         except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
             raise CommandNotStarted(f"{program} could not be started: {error}") from error
         while True:
@@ -287,6 +281,38 @@ class SpaceEnvironment:
             where = cwd or "."
             raise CommandNotStarted(f"{program} could not be started in {where}: {command.reason or command.errno}")
         return command
+
+    async def _start(
+        self,
+        key: ExecKey,
+        argv: list[str],
+        cwd: str,
+        env: Mapping[str, str],
+        timeout_ms: int | None,
+        until_exit: bool,
+    ) -> tuple[Command, bytes]:
+        """Its key never runs if this raises SpaceBusy."""
+        attempt = 0
+        while True:
+            try:
+                return await self._client.start(
+                    key,
+                    argv=argv,
+                    cwd=cwd,
+                    env=env,
+                    timeout_ms=timeout_ms,
+                    wait_ms=wire.MAX_WAIT_MS,
+                    length=_OUTPUT_CHUNK,
+                    until_exit=until_exit,
+                )
+            except SpaceBusy:
+                attempt += 1
+                if attempt == _STARTS:
+                    command = await self._client.void(key)
+                    if command.state == "void":
+                        raise
+                    return command, b""  # It was on its way.
+            await asyncio.sleep(0.05 * 2**attempt)
 
     async def _stop(self, key: ExecKey, cancelled: BaseException | None) -> None:
         """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S112)."""
