@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from workspace_walk import Seen, seen
+
 from perdure.harness.documents import ToolResultData
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.harness import Harness
@@ -21,7 +23,7 @@ from perdure.spaces.durable import durable_space
 from perdure.spaces.local import LocalSpaces
 from perdure.spaces.settings import RerunPolicy
 from perdure.storage.memory import MemoryStorage
-from perdure.testing.model import Call, Calls, Say, ScriptedModel, say
+from perdure.testing.model import Call, Calls, Say, ScriptedModel, call, say
 from perdure.tools.coding import coding_tools
 
 
@@ -139,3 +141,54 @@ class World:
 async def go(harness: Harness) -> str:
     submission = await (await harness.root()).submit("go", request_id="one")
     return (await submission.answer()).text
+
+
+@tool(effects="space")
+async def changing(command: str, environment: ExecutionEnvironment) -> str:
+    """Change the workspace, then wait where the process is ended."""
+    done = await environment.exec(command)
+    assert done.exit_code == 0, done.output
+    await environment.exec("touch ../changed; while [ ! -e ../gate ]; do sleep 0.02; done")
+    return "changed"
+
+
+class Nasty(World):
+    """One process a call, each ended before the next."""
+
+    requests = 0
+
+    async def call(self, *calls: Call, max_file_bytes: int = 1 << 30) -> list[tuple[str | None, str]]:
+        """One process, and these calls in it; what their results are."""
+        async with self.open(*calls, max_file_bytes=max_file_bytes) as harness:
+            self.requests += 1
+            submission = await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
+            assert (await submission.answer()).text == "done"
+            return (await self.results())[-len(calls) :]
+
+    async def bash(self, script: str) -> str:
+        ((code, text),) = await self.call(call("bash", command=script))
+        assert code is None
+        assert "[Exit code" not in text, text
+        return text
+
+    async def cut_off(self, script: str) -> None:
+        """A process that ends while its call has changed the workspace and goes on."""
+        changed = self.workspace.parent / "changed"
+        changed.unlink(missing_ok=True)
+        command = call("changing", command=script)
+        async with self.open(command, tools=(changing,)) as harness:
+            self.requests += 1
+            await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
+            harness.resume()
+            await self.until(changed.exists)
+            await self.crash()
+
+    async def undone(self, script: str) -> None:
+        """The next process: it undoes that call, and does not run it again."""
+        async with self.open(call("changing", command=script), tools=(changing,), rerun="interrupt") as harness:
+            submission = await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
+            assert (await submission.answer()).text == "done"
+            assert [code for code, _ in await self.results()][-1:] == ["interrupted"]
+
+    def seen(self) -> dict[bytes, Seen]:
+        return seen(self.workspace)

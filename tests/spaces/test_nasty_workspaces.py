@@ -15,68 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from durable_kit import World
-from workspace_walk import Seen, different, seen
+from durable_kit import Nasty
+from workspace_walk import different
 
-from perdure.harness.environment import ExecutionEnvironment
-from perdure.harness.tool import tool
 from perdure.spaces.local import LocalSpaces
-from perdure.testing.model import Call, call
+from perdure.testing.model import call
 
 FULL_SIZE = os.environ.get("PERDURE_TEST_FULL_SIZE") == "1"
 """With what takes minutes or gigabytes."""
 BIG = (1 << 30) if FULL_SIZE else (64 << 20)
 DIRECTORIES = 200 if FULL_SIZE else 20
 """Of a hundred files each."""
-
-
-@tool(effects="space")
-async def changing(command: str, environment: ExecutionEnvironment) -> str:
-    """Change the workspace, then wait where the process is ended."""
-    done = await environment.exec(command)
-    assert done.exit_code == 0, done.output
-    await environment.exec("touch ../changed; while [ ! -e ../gate ]; do sleep 0.02; done")
-    return "changed"
-
-
-class Nasty(World):
-    requests = 0
-
-    async def call(self, *calls: Call, max_file_bytes: int = 1 << 30) -> list[tuple[str | None, str]]:
-        """One process, and these calls in it; what their results are."""
-        async with self.open(*calls, max_file_bytes=max_file_bytes) as harness:
-            self.requests += 1
-            submission = await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
-            assert (await submission.answer()).text == "done"
-            return (await self.results())[-len(calls) :]
-
-    async def bash(self, script: str) -> str:
-        ((code, text),) = await self.call(call("bash", command=script))
-        assert code is None
-        assert "[Exit code" not in text, text
-        return text
-
-    async def cut_off(self, script: str) -> None:
-        """A process that ends while its call has changed the workspace and goes on."""
-        changed = self.workspace.parent / "changed"
-        changed.unlink(missing_ok=True)
-        command = call("changing", command=script)
-        async with self.open(command, tools=(changing,)) as harness:
-            self.requests += 1
-            await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
-            harness.resume()
-            await self.until(changed.exists)
-            await self.crash()
-
-    async def undone(self, script: str) -> None:
-        """The next process: it undoes that call, and does not run it again."""
-        async with self.open(call("changing", command=script), tools=(changing,), rerun="interrupt") as harness:
-            submission = await (await harness.root()).submit("go", request_id=f"call-{self.requests}")
-            assert (await submission.answer()).text == "done"
-            assert [code for code, _ in await self.results()][-1:] == ["interrupted"]
-
-    def seen(self) -> dict[bytes, Seen]:
-        return seen(self.workspace)
 
 
 @pytest.fixture
