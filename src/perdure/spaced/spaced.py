@@ -1939,7 +1939,8 @@ class Connection:
         loop.selector.register(sock, selectors.EVENT_READ, self.on_ready)
 
     def on_ready(self, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
+        """It may have been closed earlier in the same round of events, or by the first of these steps."""
+        if mask & selectors.EVENT_WRITE and self.open:
             self.flush()
         if mask & selectors.EVENT_READ and self.open:
             self.on_readable()
@@ -1984,7 +1985,7 @@ class Connection:
 
     def take(self) -> None:
         """Begin the next request if all of it is there."""
-        if len(self.data) < 8:
+        if self.busy or len(self.data) < 8:
             return
         header, body = struct.unpack_from("!II", self.data)
         most_header, most_body = (HEADER_BYTES, BODY_BYTES) if self.known else (HELLO_BYTES, 0)
@@ -2289,7 +2290,8 @@ class ShimHandle:
         send_message(self.channel, job)
 
     def on_message(self, _mask: int) -> None:
-        assert self.channel is not None
+        if self.channel is None:
+            return  # it was let go earlier in the same round of events
         try:
             block = self.channel.recv(1 << 18, socket.MSG_DONTWAIT)
         except BlockingIOError:

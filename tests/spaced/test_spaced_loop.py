@@ -1,0 +1,68 @@
+"""The loop by itself: one round of events may hold one for what an earlier one of the round has ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perdure.spaced import spaced
+
+
+def of_a_shim(loop: spaced.Loop) -> tuple[spaced.ShimHandle, socket.socket, subprocess.Popen[bytes], list[str]]:
+    """A handle of a process, the other end of its channel, and what it told of."""
+    ended: list[str] = []
+
+    def run_ended(name: str, _shim: object) -> None:
+        ended.append(name)
+
+    daemon: Any = SimpleNamespace(loop=loop, shims=set(), run_ended=run_ended, flushed_to=lambda place: None)
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(["sleep", "1000"])
+    handle = spaced.ShimHandle(daemon, process.pid, spaced.start_ticks(process.pid), ours)
+    handle.current = "x"
+    return handle, theirs, process, ended
+
+
+@pytest.mark.parametrize("order", ["message first", "end first"])
+def test_a_shim_that_says_its_last_and_dies_in_one_round(order: str) -> None:
+    """Rule S19: what it said counts, whichever event comes first, and it has ended once."""
+    loop = spaced.Loop()
+    handle, theirs, process, ended = of_a_shim(loop)
+    spaced.send_message(theirs, {"exit": [1, 2], "left": True})
+    process.kill()
+    process.wait()
+    theirs.close()
+    steps = [handle.on_message, handle.on_gone]
+    for step in steps if order == "message first" else steps[::-1]:
+        step(selectors.EVENT_READ)
+    if order == "message first" and handle.channel is not None:
+        handle.on_message(selectors.EVENT_READ)
+    assert ended == ["x"]
+    assert handle.left
+    assert handle.gone
+    close(loop)
+
+
+def test_a_connection_that_was_closed_earlier_in_the_round() -> None:
+    """Rule S7: a stranger is let go for another one, and was about to be read or written."""
+    loop = spaced.Loop()
+    ours, theirs = socket.socketpair()
+    connection = spaced.Connection(loop, ours)
+    theirs.sendall(b"x")
+    connection.close()
+    connection.on_ready(selectors.EVENT_READ | selectors.EVENT_WRITE)
+    connection.close()
+    theirs.close()
+    close(loop)
+
+
+def close(loop: spaced.Loop) -> None:
+    loop.selector.close()
+    os.close(loop._waker)
+    os.close(loop._woken)
