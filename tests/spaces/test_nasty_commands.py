@@ -198,6 +198,7 @@ async def test_no_secret_of_the_environment_is_in_the_ledger_the_log_or_a_messag
     store = tmp_path / "store.db"
     world.spaces = LocalSpaces(tmp_path / "spaces")  # whose daemon has what the host has now
     said: list[str] = []
+    held: dict[str, bytes] = {}
     for cut in (True, False):
         space = await world.spaces.open("one")
         async with Harness.open(
@@ -211,7 +212,7 @@ async def test_no_secret_of_the_environment_is_in_the_ledger_the_log_or_a_messag
             harness.resume()
             if cut:
                 await world.until((world.workspace.parent / "changed").exists)
-                held = held_bytes(tmp_path)
+                held |= held_bytes(tmp_path)
                 harness.session.fail(ConnectionError("killed"))
             else:
                 assert (await submission.answer()).text == "done"
