@@ -1,7 +1,8 @@
-"""``perdure demo``: it kills nine times and comes through, and its judge does not let a damaged result pass."""
+"""``perdure demo``: it kills nine times, robs the Space and comes through; its judge lets no damaged result pass."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -20,8 +21,10 @@ from typer.testing import CliRunner
 from perdure.cli.app import app
 from perdure.cli.demo import parent
 from perdure.cli.demo.judge import judge
-from perdure.cli.demo.parent import POINTS, Agent, DemoFailed, Story
+from perdure.cli.demo.parent import MOMENTS, POINTS, Agent, Blow, DemoFailed, Story
 from perdure.cli.demo.project import JOBS, TO_ORDER
+from perdure.cli.demo.space import workspace_of
+from perdure.spaces.local_look import look
 
 SEED = 7
 
@@ -62,9 +65,41 @@ def test_it_is_killed_once_at_each_of_nine_points(lived: tuple[Path, str]) -> No
     assert len(POINTS) == 9
     for where in (where for _, where in POINTS.values()):
         assert sum(f"SIGKILL {where}" in line for line in told.splitlines()) == 1, where
-    assert told.count("SIGKILL") == 9
+    assert told.count("SIGKILL") == 9 + 1
     assert told.count(": a new process") == 10
     assert f"{len(JOBS)} jobs, 9 kills, nothing lost, nothing done twice." in told
+
+
+def test_its_space_is_robbed_of_its_daemon_and_of_everything(lived: tuple[Path, str]) -> None:
+    folder, told = lived
+    (daemon,) = [line for line in told.splitlines() if "SIGKILL to the Space's daemon " in line]
+    (deleted,) = [line for line in told.splitlines() if "the Space is deleted, with all files, " in line]
+    assert any(daemon.split("daemon ")[1].startswith(words) for _, words in MOMENTS["daemon"].values())
+    assert any(deleted.split("files, ")[1].startswith(words) for _, words in MOMENTS["space"].values())
+    assert "restored from the log" in told
+    assert json.loads((folder / "spaces" / "workshop" / "space.json").read_text())["generation"] == 2
+
+
+def test_what_was_cut_off_in_the_space_went_on(lived: tuple[Path, str]) -> None:
+    _, told = lived
+    assert "bash: adopted, its command had ended" in told
+    assert "edit: undone, and run again" in told or "write: undone, and run again" in told
+    assert [line for line in told.splitlines() if "interrupted; not run again" in line and "order: " not in line] == []
+
+
+def test_everything_it_started_is_ended(lived: tuple[Path, str]) -> None:
+    folder, _ = lived
+    (found,) = asyncio.run(look(folder / "spaces"))
+    assert found.daemon is None
+    commands = [(path / "cmdline").read_bytes() for path in Path("/proc").iterdir() if readable(path / "cmdline")]
+    assert [command for command in commands if os.fsencode(folder) in command] == []
+
+
+def readable(path: Path) -> bool:
+    try:
+        return path.read_bytes() is not None
+    except OSError:
+        return False
 
 
 def test_plain_has_no_colours(lived: tuple[Path, str]) -> None:
@@ -75,8 +110,8 @@ def test_plain_has_no_colours(lived: tuple[Path, str]) -> None:
 def test_every_check_was_made_and_told(lived: tuple[Path, str]) -> None:
     folder, told = lived
     checks = list(judge(folder))
-    assert len(checks) == 7
-    assert [problem for _, problem in checks] == [None] * 7
+    assert len(checks) == 8
+    assert [problem for _, problem in checks] == [None] * 8
     assert all(f"✓ {what}\n" in told for what, _ in checks)
 
 
@@ -103,6 +138,33 @@ def test_kills_follow_the_seed() -> None:
     for plan in plans:
         assert plan.keys() == POINTS.keys()
         assert all(0 <= plan[point] <= latest for point, (latest, _) in POINTS.items())
+
+
+def test_blows_follow_the_seed_and_fall_apart() -> None:
+    def of(seed: int) -> list[tuple[str, int]]:
+        return [(blow.point, blow.passes) for blow in parent.blows_of(seed, {what: lambda: None for what in MOMENTS})]
+
+    drawn = [of(seed) for seed in range(200)]
+    assert drawn == [of(seed) for seed in range(200)]
+    assert all(daemon[0] != space[0] for daemon, space in drawn)
+    for at, moments in enumerate(MOMENTS.values()):
+        assert {each[at][0] for each in drawn} == moments.keys()
+        assert all(0 <= each[at][1] <= moments[each[at][0]][0] for each in drawn)
+
+
+def test_a_blow_falls_once_and_one_that_never_falls_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = 'print(\'{"point": "after_tool"}\', flush=True); sys.stdin.readline()'
+    monkeypatch.setattr(Actor, "script", f"import sys; {say}; {say}; {say}; print('{{\"finished\": true}}')")
+    fallen: list[str] = []
+    blows = [
+        Blow("after_tool", 1, "the second", lambda: fallen.append("second")),
+        Blow("after_tool", 3, "the fourth", lambda: fallen.append("fourth")),
+    ]
+    with pytest.raises(DemoFailed, match="this never happened: the fourth"):
+        parent.live_through(lambda: Actor(tmp_path), {}, POINTS, Story(plain=True), blows)
+    assert fallen == ["second"]
 
 
 # --- a demo that goes wrong --------------------------------------------------------------------------------------
@@ -255,21 +317,41 @@ def answer_another_call(folder: Path) -> None:
 
 
 def unfix(folder: Path) -> None:
-    code = folder / "project" / "stock.py"
+    code = workspace_of(folder) / "stock.py"
     code.write_text(code.read_text().replace("want - have", "have - want"))
 
 
 def fix_twice(folder: Path) -> None:
-    with (folder / "project" / "stock.py").open("a") as file:
+    with (workspace_of(folder) / "stock.py").open("a") as file:
         file.write("# fixed again\n")
 
 
 def lose_the_report(folder: Path) -> None:
-    (folder / "project" / "REPORT.md").unlink()
+    (workspace_of(folder) / "REPORT.md").unlink()
 
 
 def leave_litter(folder: Path) -> None:
-    (folder / "project" / "REPORT.md.tmp").write_text("half")
+    (workspace_of(folder) / "REPORT.md.tmp").write_text("half")
+
+
+def leave_a_directory(folder: Path) -> None:
+    (workspace_of(folder) / "empty").mkdir()
+
+
+def link_the_report(folder: Path) -> None:
+    report = workspace_of(folder) / "REPORT.md"
+    report.rename(folder / "REPORT.md")
+    report.symlink_to(folder / "REPORT.md")
+
+
+def open_a_file_to_all(folder: Path) -> None:
+    (workspace_of(folder) / "stock.csv").chmod(0o666)
+
+
+def interrupt_a_command(folder: Path) -> None:
+    results = [entry for entry in rows(folder, "entries") if entry["kind"] == "pi.tool-result"]
+    result = next(entry for entry in results if entry["data"]["name"] == "bash")
+    change(folder, "entries", {**result, "data": {**result["data"], "code": "interrupted"}})
 
 
 ADMITTED = "each job was admitted once"
@@ -277,7 +359,8 @@ ANSWERED = "each job has its answer"
 NOTHING_LEFT = "nothing is left running"
 WELL_FORMED = "every call is followed by exactly its result"
 ONCE = "no unsafe call was executed twice"
-APPLIED = "every safe call was applied"
+UNBROKEN = "no call in the Space was lost or interrupted"
+WORKSPACE = "the workspace holds what it must and nothing else, by hash"
 TESTED = "the project's own tests pass"
 
 
@@ -297,10 +380,14 @@ TESTED = "the project's own tests pass"
         (lose_the_last_result, {WELL_FORMED, ANSWERED}),
         (add_a_result, {WELL_FORMED}),
         (answer_another_call, {WELL_FORMED}),
-        (unfix, {APPLIED, TESTED}),
-        (fix_twice, {APPLIED}),
-        (lose_the_report, {APPLIED}),
-        (leave_litter, {APPLIED}),
+        (unfix, {WORKSPACE, TESTED}),
+        (fix_twice, {WORKSPACE}),
+        (lose_the_report, {WORKSPACE}),
+        (leave_litter, {WORKSPACE}),
+        (leave_a_directory, {WORKSPACE}),
+        (link_the_report, {WORKSPACE}),
+        (open_a_file_to_all, {WORKSPACE}),
+        (interrupt_a_command, {UNBROKEN}),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -112,7 +112,7 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """Queued and placed ones."""
     spaces: tuple[SpaceLine, ...]
     recoveries: tuple[RecoveryLine, ...]
-    """How calls of the Spaces that were cut off went on, the oldest first."""
+    """How calls of the Spaces that were cut off went on, and what was restored; the oldest first."""
     mail: int
     """Requests from other processes that nobody has taken yet."""
     wake: int | None
@@ -292,7 +292,7 @@ def render(report: StoreReport, *, as_json: bool) -> None:
     table(console, "submissions queued or placed", report.submissions)
     if report.spaces:
         table(console, "Spaces", report.spaces)
-        table(console, "calls of Spaces that were cut off, and how they went on", report.recoveries)
+        table(console, "recoveries of Spaces", report.recoveries)
     if report.more:
         typer.echo("\nThere are more; only the first are listed.")
 

@@ -55,7 +55,7 @@ async def rm(path: Path, wanted: Sequence[str], *, yes: bool, abort: bool) -> in
     except ConversationOpen as error:
         raise _still_open(str(error), abort=abort) from error
     if not deleted:
-        typer.echo("kept in the mailbox; they are deleted when the store is opened", err=True)
+        typer.echo("not done yet: kept in the mailbox for whoever has the store open, or opens it next", err=True)
         return 3
     for each in doomed:
         typer.echo(f"deleted {each}")

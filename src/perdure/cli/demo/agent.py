@@ -15,9 +15,10 @@ import msgspec
 from typing_extensions import override
 
 from perdure.cli.demo.project import JOBS, ORDERS, SUPPLIER, script
+from perdure.cli.demo.space import SPACE, spaces_of
 from perdure.harness.calls import EXECUTE
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, ToolInput, ToolResultData
-from perdure.harness.environment import ExecResult
+from perdure.harness.environment import ExecResult, ExecutionEnvironment, OpenCall
 from perdure.harness.harness import Harness
 from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
 from perdure.harness.model import ModelRequest
@@ -27,10 +28,11 @@ from perdure.harness.tool import tool
 from perdure.kernel.records import EntryRecord, Running, Sleeping, TaskRecord
 from perdure.kernel.session import Settled
 from perdure.kernel.storage import Batch
+from perdure.spaces.durable import CallEnvironment, DurableSpace
+from perdure.spaces.settings import SpaceSettings
 from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.model import Call, Calls, ScriptedModel
 from perdure.tools.coding import coding_tools
-from perdure.tools.local import LocalEnvironment
 
 STREAMED = 6
 """The event of each answer in words at which it may be killed in streaming."""
@@ -59,9 +61,15 @@ class DemoStorage(SqliteStorage):
         return super().commit(batch)
 
 
-class DemoEnvironment(LocalEnvironment):
-    """The real environment, which also stands still inside the tools."""
+class DemoSpace(DurableSpace):
+    """The real durable Space, whose calls also stand still inside the tools."""
 
+    @override
+    def for_call(self, call: OpenCall) -> ExecutionEnvironment:
+        return DemoCall(self._scope, self._outputs, call)
+
+
+class DemoCall(CallEnvironment):
     @override
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, expect: str | None = None) -> None:
         await super().write_file(path, data, mode=mode, expect=expect)
@@ -77,7 +85,17 @@ class DemoEnvironment(LocalEnvironment):
         timeout_ms: int | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> ExecResult:
-        result = await super().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=on_output)
+        silent = True
+
+        def said(data: bytes) -> None:
+            nonlocal silent
+            if silent:
+                silent = False
+                stand("command_runs")
+            if on_output is not None:
+                on_output(data)
+
+        result = await super().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=said)
         stand("in_command")
         return result
 
@@ -150,7 +168,7 @@ async def work(folder: Path) -> None:
         storage,
         models=ScriptedModel(script, pace=pace),
         extensions=[coding_tools(), supplier_tools(folder)],
-        environment=DemoEnvironment(folder / "project"),
+        environment=DemoSpace(await spaces_of(folder).open(SPACE), SpaceSettings()),
         retry=RetryPolicy(first_ms=200, jitter=0.0),
         on_report=lambda report: tell(report=report.type, message=report.message),
     ) as harness:

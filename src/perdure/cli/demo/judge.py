@@ -1,22 +1,25 @@
 """The demo's end check: its own count, from the files, with nothing of the product but its file format.
 
-It opens the store with Python's own sqlite3, reads the project and the supplier's book, and knows what must be there
+It opens the store with Python's own sqlite3, reads the workspace and the supplier's book, and knows what must be there
 from the work that was asked for.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo.project import FILES, FIXED, JOBS, ORDERS, REPORT, SUPPLIER, TO_ORDER, orders_in
+from perdure.cli.demo.project import FILE_MODE, FILES, FIXED, JOBS, ORDERS, REPORT, SUPPLIER, TO_ORDER, orders_in
+from perdure.cli.demo.space import workspace_of
 
 Row = dict[str, Any]
 """A record's JSON as it stands in the file: the judge takes nobody's word for its types."""
@@ -33,7 +36,8 @@ def judge(folder: Path) -> Iterator[tuple[str, str | None]]:
     yield "nothing is left running", nothing_left(tasks)
     yield "every call is followed by exactly its result", well_formed(entries)
     yield "no unsafe call was executed twice", _ordered_once(folder)
-    yield "every safe call was applied", _project(folder)
+    yield "no call in the Space was lost or interrupted", none_interrupted(entries)
+    yield "the workspace holds what it must and nothing else, by hash", _workspace(folder)
     yield "the project's own tests pass", _tests_pass(folder)
 
 
@@ -82,21 +86,38 @@ def _ordered_once(folder: Path) -> str | None:
     return None if ordered == list(TO_ORDER) else f"the supplier's book says {ordered}"
 
 
-def _project(folder: Path) -> str | None:
-    project = folder / "project"
+def none_interrupted(entries: list[Row]) -> str | None:
+    """What an order did outside nobody can know; what happened in the Space can be known, or taken back."""
+    results = [entry["data"] for entry in entries if entry["kind"] == "pi.tool-result"]
+    wrong = Counter(data["name"] for data in results if data.get("code") == "interrupted" and data["name"] != "order")
+    return f"interrupted calls: {dict(wrong)}" if wrong else None
+
+
+def _workspace(folder: Path) -> str | None:
     wanted = {
         **FILES,
         "stock.py": FILES["stock.py"].replace("have - want", FIXED, 1),
         "REPORT.md": REPORT,
     }
-    found = {str(path.relative_to(project)): path.read_text() for path in sorted(project.rglob("*")) if path.is_file()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
+    hashes = {name: sha256(text.encode()).hexdigest() for name, text in wanted.items()}
+    found = dict(_hashed(workspace_of(folder)))
+    for name in sorted(hashes.keys() | found.keys()):
+        if hashes.get(name) != found.get(name):
             return f"{name} is not as it must be"
-    return None
+    modes = {name: (workspace_of(folder) / name).stat().st_mode & 0o7777 for name in FILES}
+    changed = sorted(name for name, mode in modes.items() if mode != FILE_MODE)
+    return f"modes of {', '.join(changed)} are not as they were" if changed else None
+
+
+def _hashed(workspace: Path) -> Iterator[tuple[str, str]]:
+    """Everything there is, by name. Nothing but files belongs there."""
+    for name in os.listdir(workspace):
+        path = workspace / name
+        plain = path.is_file() and not path.is_symlink()
+        yield name, sha256(path.read_bytes()).hexdigest() if plain else "no file"
 
 
 def _tests_pass(folder: Path) -> str | None:
     command = [sys.executable, "-B", "-m", "unittest", "-q"]
-    done = subprocess.run(command, cwd=folder / "project", capture_output=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=workspace_of(folder), capture_output=True, check=False, timeout=60)
     return None if done.returncode == 0 else f"exit code {done.returncode}"

@@ -14,14 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
 
+from perdure.cli.demo import space
 from perdure.cli.demo.judge import judge
-from perdure.cli.demo.project import FILES, JOBS, SUPPLIER
+from perdure.cli.demo.project import FILE_MODE, FILES, JOBS, SUPPLIER
+from perdure.spaces.errors import SpaceError
 
 Points: TypeAlias = Mapping[str, tuple[int, str]]
 """Where it is killed, once each: at which occurrence, at most, the seed may choose (0 is the first), and in words."""
@@ -30,13 +33,32 @@ POINTS: Final[Points] = {
     "admission": (3, "while a job is being admitted, before it is on disk"),
     "streaming": (2, "while an answer streams"),
     "before_tool": (3, "after a call's intent is stored, before the tool runs"),
-    "in_safe_tool": (1, "inside a safe tool, its file written, its result not stored"),
-    "in_command": (2, "inside an unsafe tool: the command has run, its result is not stored"),
-    "in_order": (2, "inside an unsafe tool: the order is out, its result is not stored"),
+    "in_safe_tool": (1, "inside a tool, its file written, its result not stored"),
+    "in_command": (2, "inside bash: the command has run, its result is not stored"),
+    "in_order": (2, "inside a tool that acts outside: the order is out, its result is not stored"),
     "after_tool": (3, "right after a tool's result is stored"),
     "in_sleep": (0, "while the run sleeps before it tries the model again"),
     "recovery": (4, "during recovery, before anything has resumed"),
 }
+
+MOMENTS: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
+    "daemon": {
+        "command_runs": (2, "while a command runs"),
+        "before_tool": (3, "after a call's intent is stored, before the tool runs"),
+        "in_safe_tool": (1, "inside a tool, its file written, its result not stored"),
+        "after_tool": (4, "right after a tool's result is stored"),
+        "recovery": (4, "during recovery, before anything has resumed"),
+    },
+    "space": {
+        "command_runs": (2, "while a command runs"),
+        "before_tool": (3, "after a call's intent is stored, before the tool runs"),
+        "in_safe_tool": (1, "inside a tool, its file written, its result not stored"),
+        "after_tool": (4, "right after a tool's result is stored"),
+    },
+}
+"""What is done to the Space, once each, at one of these moments: the occurrence as in POINTS."""
+
+DONE: Final = {"daemon": "SIGKILL to the Space's daemon", "space": "the Space is deleted, with all files,"}
 
 SPARE_STARTS = 3
 SILENCE_S = 60.0
@@ -48,6 +70,18 @@ Event = dict[str, Any]
 
 class DemoFailed(Exception):
     """The demo itself could not go on; the message says why."""
+
+
+@dataclass(slots=True)
+class Blow:
+    """Something that is done to the Space, while the agent stands still."""
+
+    point: str
+    passes: int
+    """How many occurrences of the point it lets pass."""
+    words: str
+    do: Callable[[], None]
+    done: bool = False
 
 
 class Agent:
@@ -105,6 +139,19 @@ class Agent:
                 pipe.close()
 
 
+WENT_ON: Final = {
+    "call_adopted": "adopted, {why}; its outcome is taken from the daemon's ledger",
+    "call_reattached": "reattached, {why}",
+    "call_not_started": "started now, {why}",
+    "call_rerun": "undone, and run again",
+    "call_interrupted": "undone, and not run again",
+    "call_restored": "undone, {why}",
+    "space_restored": "restored from the log: {why}",
+    "space_recovery": "what is not in the log was moved to the recovery folder",
+}
+"""How a call in the Space that was cut off, or the Space itself, goes on, by the type of its report."""
+
+
 class Story:
     """What the demo says."""
 
@@ -139,7 +186,14 @@ class Story:
         elif "answered" in event:
             self._answered(event["job"], event["answered"])
         elif "report" in event:
-            self.say(f"report: {event['report']}: {event['message']}", "yellow")
+            self._reported(event["report"], event["message"])
+
+    def _reported(self, kind: str, message: str) -> None:
+        name, _, why = message.partition(": ")
+        if kind in WENT_ON:
+            self.say(f"{name}: {WENT_ON[kind].format(why=why)}", "cyan", "↻")
+        else:
+            self.say(f"report: {kind}: {message}", "yellow")
 
     def _answered(self, job: str, answer: str) -> None:
         if job not in self._answers:
@@ -167,11 +221,11 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
     try:
         if keep is not None:
             keep.mkdir(parents=True)
-        _lay_out(folder)
-        command = [sys.executable, "-m", "perdure.cli.demo.agent", str(folder)]
-        kills = live_through(lambda: Agent(folder, command), plan_of(seed, POINTS), POINTS, story)
-        return _verdict(folder, kills, story)
-    except (DemoFailed, FileExistsError) as error:
+        try:
+            return _live_and_judge(folder, seed, story)
+        finally:
+            space.end(folder)
+    except (DemoFailed, SpaceError, FileExistsError) as error:
         story.say(f"the demo failed: {error}", "bold red", "✗")
         _show_errors(folder, story)
         return 1
@@ -180,12 +234,21 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _live_and_judge(folder: Path, seed: int, story: Story) -> int:
+    _lay_out(folder)
+    command = [sys.executable, "-m", "perdure.cli.demo.agent", str(folder)]
+    blows = blows_of(seed, {"daemon": lambda: space.kill_daemon(folder), "space": lambda: space.delete(folder)})
+    kills = live_through(lambda: Agent(folder, command), plan_of(seed, POINTS), POINTS, story, blows)
+    return _verdict(folder, kills, story)
+
+
 def _lay_out(folder: Path) -> None:
-    project = folder / "project"
-    project.mkdir()
+    space.make(folder)
     (folder / SUPPLIER).mkdir()
     for name, text in FILES.items():
-        (project / name).write_text(text)
+        path = space.workspace_of(folder) / name
+        path.write_text(text)
+        path.chmod(FILE_MODE)
 
 
 def plan_of(seed: int, points: Points) -> dict[str, int]:
@@ -194,26 +257,44 @@ def plan_of(seed: int, points: Points) -> dict[str, int]:
     return {point: chance.randint(0, latest) for point, (latest, _) in points.items()}
 
 
-def live_through(start: Callable[[], Agent], plan: dict[str, int], points: Points, story: Story) -> int:
-    """Start the agent until it finishes, killed where ``plan`` says; how often that was. Raises DemoFailed."""
+def blows_of(seed: int, ways: Mapping[str, Callable[[], None]]) -> list[Blow]:
+    """When each of these is done."""
+    chance = random.Random(f"{seed} blows")
+    blows: list[Blow] = []
+    for what, do in ways.items():
+        point = chance.choice(sorted(MOMENTS[what].keys() - {blow.point for blow in blows}))
+        latest, words = MOMENTS[what][point]
+        blows.append(Blow(point, chance.randint(0, latest), f"{DONE[what]} {words}", do))
+    return blows
+
+
+def live_through(
+    start: Callable[[], Agent], plan: dict[str, int], points: Points, story: Story, blows: Sequence[Blow] = ()
+) -> int:
+    """Start the agent until it finishes, killed where ``plan`` says; how often that was. ``blows`` fall meanwhile.
+
+    Raises DemoFailed.
+    """
     most = len(points) + SPARE_STARTS
     for number in range(1, most + 1):
         story.say(f"start {number}: a new process", "bold", "▶")
         agent = start()
         try:
-            if _live(agent, plan, points, story):
+            if _live(agent, plan, points, story, blows):
                 code = agent.end()
                 if code:
                     raise DemoFailed(f"the agent ended with exit code {code}")
                 if plan:
                     raise DemoFailed(f"it was never killed at: {', '.join(plan)}")
+                if missed := [blow.words for blow in blows if not blow.done]:
+                    raise DemoFailed(f"this never happened: {', '.join(missed)}")
                 return number - 1
         finally:
             agent.close()
     raise DemoFailed(f"it did not finish in {most} starts")
 
 
-def _live(agent: Agent, plan: dict[str, int], points: Points, story: Story) -> bool:
+def _live(agent: Agent, plan: dict[str, int], points: Points, story: Story, blows: Sequence[Blow]) -> bool:
     """Follow one life. True: it finished; False: it was killed."""
     finished = False
     while True:
@@ -227,7 +308,10 @@ def _live(agent: Agent, plan: dict[str, int], points: Points, story: Story) -> b
         point = event.get("point")
         if point is None:
             story.event(event)
-        elif point in plan and plan[point] == 0:
+            continue
+        for blow in blows:
+            _fall(blow, point, event, story)
+        if point in plan and plan[point] == 0:
             del plan[point]
             agent.kill()
             story.event({})
@@ -239,13 +323,25 @@ def _live(agent: Agent, plan: dict[str, int], points: Points, story: Story) -> b
             agent.go()
 
 
+def _fall(blow: Blow, point: str, event: Event, story: Story) -> None:
+    if blow.done or blow.point != point:
+        return
+    if blow.passes:
+        blow.passes -= 1
+        return
+    blow.do()
+    blow.done = True
+    story.event({})
+    story.say(f"{blow.words}{_detail(event)}", "bold red", "✗")
+
+
 def _detail(event: Event) -> str:
     detail = event.get("job") or event.get("tool") or event.get("path")
     return f" ({detail})" if detail else ""
 
 
 def _verdict(folder: Path, kills: int, story: Story) -> int:
-    story.say(f"{kills} kills. Now count, from the files alone:", "bold")
+    story.say(f"{kills} kills, a daemon killed, a Space deleted. Now count, from the files alone:", "bold")
     wrong = 0
     for what, problem in judge(folder):
         if problem is None:

@@ -37,7 +37,7 @@ class SpaceLine(msgspec.Struct, frozen=True, kw_only=True):
     external: int
     """How many images came from changes that no call made, the first one included."""
     recovered: int
-    """How many of the calls below were cut off and went on."""
+    """How many recoveries are listed."""
     open: int | None
     """The call that has it now."""
     attempt: int | None
@@ -45,7 +45,7 @@ class SpaceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryLine(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call that was cut off went on."""
+    """How a call that was cut off went on, or why the workspace was restored."""
 
     at: int
     """Ms UTC."""

@@ -58,4 +58,4 @@ def render(found: Shown, *, as_json: bool) -> None:
         if found.local.log is not None and found.local.log != found.log:
             typer.echo("the workspace stands at an image of another log; the next call here restores this one's")
     if found.recoveries:
-        table(console_for_tables(), "calls that were cut off, and how they went on", found.recoveries)
+        table(console_for_tables(), "recoveries", found.recoveries)
