@@ -10,7 +10,7 @@ from perdure.harness.conversation import Conversation
 from perdure.harness.export import PAGE, ConversationLine, EntryLine
 from perdure.harness.tool import tool
 from perdure.kernel.errors import NotFound
-from perdure.kernel.records import EntryRecord
+from perdure.kernel.records import EntryRecord, to_raw
 from perdure.testing.model import ScriptedModel, call, say
 
 
@@ -77,6 +77,16 @@ async def test_markdown_is_what_was_said_and_done_h155() -> None:
             "\ngo on\n",
         ):
             assert piece in text, piece
+
+
+async def test_results_of_another_release_are_exported_as_far_as_they_are_understood_h155() -> None:
+    result = {"role": "tool", "call_id": "c", "name": "look", "content": [{"type": "text", "text": "seen"}]}
+    async with opened() as harness:
+        conversation = await harness.create_conversation()
+        async with conversation.commit() as tx:
+            tx.append_record("pi.tool-result", messages=to_raw([result]), data=to_raw({"shape": "of tomorrow"}))
+            tx.append_record("pi.tool-result", messages=to_raw([{"role": "of tomorrow"}]))
+        assert "\n### Result of `look`\n\n```text\nseen\n```\n" in await text_of(conversation, "markdown")
 
 
 async def test_what_cannot_be_exported_is_refused_h155() -> None:

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.harness.documents import ASSISTANT, RESET, TOOL_RESULT, USER, Meta, ToolResultData
+from perdure.harness.documents import ASSISTANT, RESET, TOOL_RESULT, USER, Meta
 from perdure.harness.messages import (
     AssistantMessage,
     Image,
@@ -162,10 +162,12 @@ def _call(part: ToolCallPart) -> str:
 
 
 def _result(entry: EntryRecord) -> str:
-    data = entry.data_as(ToolResultData)
-    texts = [message.text for message in _messages(entry) if isinstance(message, ToolResultMessage)]
-    failed = f" failed{f' ({data.code})' if data.code else ''}" if data.is_error else ""
-    return "\n".join(["", f"### Result of `{data.name}`{failed}", "", fenced("\n".join(texts), "text"), ""])
+    return "".join(_ended(message) for message in _messages(entry) if isinstance(message, ToolResultMessage))
+
+
+def _ended(result: ToolResultMessage) -> str:
+    failed = f" failed{f' ({result.code})' if result.code else ''}" if result.is_error else ""
+    return "\n".join(["", f"### Result of `{result.name}`{failed}", "", fenced(result.text, "text"), ""])
 
 
 def fenced(text: str, info: str) -> str:
