@@ -305,16 +305,11 @@ async def test_a_command_cancelled_before_it_started_never_does(
     assert (await env.exec("ls")).output == b""
 
 
-KILLED_AS_IT_STARTS = pytest.mark.xfail(
-    strict=False, reason="a daemon may end when a shim is killed while its last message is read"
-)
-
-
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param("start.forked", marks=KILLED_AS_IT_STARTS),
-        pytest.param("shim.started", marks=KILLED_AS_IT_STARTS),
+        "start.forked",
+        "shim.started",
         "start.answered",
     ],
 )
