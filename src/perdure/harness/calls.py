@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -176,7 +177,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     lost = error  # nothing of the call is there yet
                 finally:
                     if run.id not in self._opened:
-                        await opened.scope.leave(opened.call, outcome=False)
+                        await _leave(opened.scope, opened.call, outcome=False)
             raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
     async def _prepare(self, run: Run[ToolInput, None, None]) -> _Opened:
@@ -253,8 +254,6 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 try:
                     return await (self._recover(run, losses) if opened is None else self._perform(run, opened))
                 except EnvironmentLost as error:
-                    if run.moved:
-                        raise  # its outcome stands
                     lost, opened = error, None
             raise _given_up(lost)
 
@@ -286,7 +285,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             raise
         finally:
             if abandoned and self._opened.pop(run.id, None) is not None and opened.scope is not None:
-                await opened.scope.leave(opened.call, outcome=False)
+                await _leave(opened.scope, opened.call, outcome=False)
 
     async def _result(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> CallResult:
         """Execute, after_tool, validate the result, bound it."""
@@ -365,7 +364,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._forget(run.id)
         if scoped is not None:
             scope, call = scoped
-            await scope.leave(call, outcome=True)
+            await _leave(scope, call, outcome=True)
         return moved
 
     # --- after an interruption ---------------------------------------------------------------------------------
@@ -457,8 +456,6 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     decided = await self._settle_aborted(scope, call, result, running=running)
                     return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
                 except EnvironmentLost as error:
-                    if run.moved:
-                        raise  # its outcome stands
                     lost, running = error, False
             raise _given_up(lost)
 
@@ -577,6 +574,11 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 error=error,
             )
         )
+
+
+async def _leave(scope: CallScope, call: CallView, *, outcome: bool) -> None:
+    with suppress(EnvironmentLost):  # nothing of the call is in it any more, or its recovery looks at what is
+        await scope.leave(call, outcome=outcome)
 
 
 def _given_up(lost: EnvironmentLost | None) -> EnvironmentUnusable:

@@ -27,8 +27,9 @@ from byte 0), it was undone (run under a new attempt, or interrupted), or the re
 changes outside happens inside ``recover``, before the new attempt is committed, so a crash in it leads to the
 same question again.
 
-Where the environment goes away under a call that runs, its operations, or ``capture``, raise EnvironmentLost: the
-scope is asked ``recover`` in the same process then, without ``leave`` and ``enter`` in between.
+Where the environment goes away under a call with an intent, its operations, ``capture``, ``before_result`` or
+``recover`` raise EnvironmentLost: the scope is asked ``recover`` in the same process then, without ``leave`` and
+``enter`` in between.
 
 A call without a stored intent is not asked about: nothing ran. Nested calls do not enter; they are part of
 their outermost call's change and use its environment. Without a scope (LocalEnvironment) all of this is
@@ -327,8 +328,10 @@ class CallScope(Protocol):
     """An environment's part in the calls that use it. See the module's text for the order.
 
     Any method may raise EnvironmentUnusable or StaleEpochError: the session fails with it and nothing is
-    written; neither is ever recorded as a result. Another exception faults the call's task. Every method may
-    be cancelled and be asked again with the same arguments.
+    written; neither is ever recorded as a result. EnvironmentLost has the call entered again before its intent, and
+    recovered after it, some times before the session fails; raised by ``leave`` it changes nothing (rule H187).
+    Another exception faults the call's task. Every method may be cancelled and be asked again with the same
+    arguments.
     """
 
     async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
