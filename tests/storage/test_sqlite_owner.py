@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -43,6 +44,44 @@ async def test_a_second_process_is_told_who_holds_the_store(tmp_path: Path) -> N
     line = await opened(path)
     assert line.info.epoch == 2
     await line.storage.close()
+
+
+def test_an_owner_that_was_killed_is_gone_though_nobody_waited_for_it(tmp_path: Path) -> None:
+    """K169: what is left of it has a process id and a start, and holds nothing."""
+    path = tmp_path / "store.db"
+    owner = _killed_owner(path)
+    holder = read_holder(f"{path}.lock")
+    assert holder is not None
+    assert (holder.pid, holder.gone, holder.here, holder.stopped) == (owner, True, False, False)
+    assert holder.kill(patience=60), "it has ended"
+    assert os.waitid(os.P_PID, owner, os.WEXITED) is not None, "and was there until now"
+
+
+def _killed_owner(path: Path) -> int:
+    """A process that owned a store and was killed; nobody has waited for it yet."""
+    said, says = os.pipe()
+    owner = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", _OWN, str(path)],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, says, 1), (os.POSIX_SPAWN_CLOSE, said)],
+    )
+    os.close(says)
+    assert os.read(said, 1) == b"!"
+    os.close(said)
+    os.kill(owner, signal.SIGKILL)
+    os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
+    return owner
+
+
+_OWN = """
+import signal, sys, threading
+from perdure.storage.lock import OwnerLock
+lock = OwnerLock.take(sys.argv[1], now=1)
+threading.Thread(target=signal.pause).start()
+print("!", end="", flush=True)
+signal.pause()
+"""
 
 
 async def test_of_many_openers_one_wins_and_the_others_hear_of_it(tmp_path: Path) -> None:

@@ -241,9 +241,13 @@ def _boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if it does not run."""
+    """When a process started, in clock ticks since boot; 0 if it does not run.
+
+    One that has ended and that nobody waited for does not run: its threads are gone, and with them its locks.
+    """
     found = _stat(pid)
-    return int(found[19]) if found else 0
+    ended = not found or (found[0] in ("Z", "X") and int(found[17]) <= 1)
+    return 0 if ended else int(found[19])
 
 
 def _stat(pid: int) -> list[str]:
