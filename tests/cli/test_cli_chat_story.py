@@ -435,7 +435,7 @@ async def test_a_consumer_that_falls_behind_tells_the_same(tmp_path: Path) -> No
     async with Harness.open(
         SqliteStorage(tmp_path / "a.db"), models=model, extensions=[coding_tools()], environment=places.environment_of
     ) as harness:
-        places.session = harness.session
+        await places.attach(harness.session)
         root = await harness.root(agent=Agent(cwd=str(tmp_path)))
         quick, slow = Told(), Told()
         async with root.events() as events, root.events() as late:
@@ -565,7 +565,7 @@ async def test_each_conversation_works_in_its_own_directory(tmp_path: Path) -> N
     async with Harness.open(
         SqliteStorage(tmp_path / "a.db"), models=model, extensions=[coding_tools()], environment=places.environment_of
     ) as harness:
-        places.session = harness.session
+        await places.attach(harness.session)
         directories: list[str | None] = [str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "gone"), None]
         talks: list[Conversation] = [
             await harness.create_conversation(agent=Agent(cwd=directory)) for directory in directories

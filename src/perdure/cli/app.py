@@ -97,6 +97,12 @@ def chat(
         Path | None,
         typer.Option("--dir", help="Where files and commands are. Otherwise where the conversation was, or here."),
     ] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(
+            "--space", help="Like --dir, and a Space: its files stay equal to the store, a command outlives a kill."
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Only lines: no colours, nothing redrawn.")] = False,
 ) -> None:
     """Talk to an agent that works with files and commands. Kill it, start it again: it is where it was."""
@@ -104,6 +110,8 @@ def chat(
         raise typer.BadParameter("only one of --continue, --conversation and --new makes sense")
     if conversation is not None and name is not None:
         raise typer.BadParameter("--conversation and --name each say which conversation; give one of them")
+    if directory is not None and space is not None:
+        raise typer.BadParameter("--dir and --space each say where files and commands are; give one of them")
     from perdure.cli.chat.run import Options
     from perdure.cli.chat.run import chat as run_chat
 
@@ -117,6 +125,7 @@ def chat(
         new=new,
         plain=plain,
         directory=directory,
+        space=space,
     )
     raise typer.Exit(_run("chat", run_chat(options)))
 

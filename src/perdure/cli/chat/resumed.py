@@ -12,6 +12,7 @@ from perdure.cli.style import Line, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.harness.documents import Agent, LiveTool
 from perdure.harness.registry import Registry
+from perdure.spaces.documents import SpaceState
 from perdure.tasks.inspect import LiveTask
 
 BEGUN = 200
@@ -28,19 +29,22 @@ def resumed(
     registry: Registry,
     agent: Agent,
     tasks: Sequence[LiveTask],
+    space: SpaceState | None = None,
 ) -> list[Line]:
     """Nothing, if the conversation was at rest, or its run has begun since the store was opened.
 
-    ``killed``: who had the store before, and ended without closing it.
+    ``killed``: who had the store before, and ended without closing it. ``space``: of the Space the conversation works
+    in, as it was then.
     """
     lines: list[Line] = []
     if scene.run is not None and scene.run["started_at"] < opened_at:
         who = f"Process {killed.pid} was killed" if killed is not None else "The last chat was left"
         lines += [(), line(f"{who} in the middle of a run. It goes on from what is stored.", "bold")]
         lines += _cut_off(scene)
+        lines += _recovered(scene.run["started_at"], space)
         for task, tool in scene.tools.items():
             lines.append(heading(story.call_of(int(task), tool)))
-            lines += _call(tool, registry, agent)
+            lines += _call(tool, registry, agent, in_space=space is not None)
     queue = story.queue_lines()
     if queue and not scene.busy:
         lines += [(), line("This waits from before; the next input starts it.", "bold")]
@@ -60,7 +64,17 @@ def _cut_off(scene: Scene) -> list[Line]:
     return []
 
 
-def _call(tool: LiveTool, registry: Registry, agent: Agent) -> list[Line]:
+def _recovered(since: int, space: SpaceState | None) -> list[Line]:
+    """What was cut off before in this run, and went on."""
+    lines: list[Line] = []
+    for note in () if space is None else space.recoveries:
+        if note["at"] >= since:
+            what = "its Space" if note["call"] is None else f"call {note['call']}"
+            lines.append(line(f"  ↻ {what}: {note['kind']}, {one_line(note['why'])}", "dim"))
+    return lines
+
+
+def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
     output = lines_of(tool["output"])
@@ -71,6 +85,9 @@ def _call(tool: LiveTool, registry: Registry, agent: Agent) -> list[Line]:
             lines.append(line(f"  ┆ {counted(left_out, 'line')}", "dim"))
         lines += excerpt(output[-TAIL:])
     known = registry.find_tool(agent, tool["name"])
+    if in_space and known is not None and known.effects == "space":
+        what = "its command goes on there, or is undone" if known.adoptable else "it is undone and runs again"
+        return [*lines, line(f"  was running in its Space: {what}", "warning")]
     if known is not None and known.replay == "safe":
         return [*lines, line("  was running; it is safe to repeat and runs again", "warning")]
     return [*lines, line("  was running, with the output above until then; it may have had its effect", "warning")]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from perdure.cli.chat.models import TRY, Catalogue
-from perdure.cli.chat.places import Places
+from perdure.cli.chat.places import Places, Site
 from perdure.cli.chat.resumed import resumed
 from perdure.cli.chat.scene import Scene
 from perdure.cli.chat.screen import PlainScreen, Screen
@@ -24,6 +24,7 @@ from perdure.cli.entries import messages_of
 from perdure.cli.errors import CommandError
 from perdure.cli.inspect import HolderLine, holder_line
 from perdure.cli.secrets import Secrets
+from perdure.cli.space.words import went_on
 from perdure.cli.stores import chosen, default_store, make_room, name_of, named, recent
 from perdure.cli.style import Style, colours_of, line
 from perdure.cli.text import printable
@@ -65,6 +66,8 @@ class Options:
     new: bool
     plain: bool
     directory: Path | None
+    space: Path | None
+    """A directory that is to be the workspace of a Space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ async def chat(options: Options) -> int:
         catalogue.default = catalogue.use(options.model)
     elif catalogue.default is None and not store.exists():
         raise _no_model()
-    directory = None if options.directory is None else _directory(options.directory)
+    directory = None if options.directory is None else _directory(options.directory, "--dir")
+    workspace = None if options.space is None else _directory(options.space, "--space")
     make_room(store)
     terminal = Terminal(plain=options.plain)
     places = Places()
@@ -101,16 +105,22 @@ async def chat(options: Options) -> int:
     try:
         with terminal.signals():
             async with opening as harness:
-                places.session = harness.session
+                await places.attach(harness.session)
+                if workspace is not None:
+                    await places.settle(workspace)
                 await _take_mail(harness)
-                conversation = await _conversation(harness, options, catalogue, directory)
-                agent = await _settle(conversation, options, catalogue, directory)
+                where = workspace or directory
+                conversation = await _conversation(harness, options, catalogue, where)
+                agent = await _settle(conversation, options, catalogue, where)
                 terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
                 named_so = (await conversation.info()).name
                 terminal.introduce(
                     f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
                 )
-                await _sit(terminal, harness, conversation, catalogue, options.text, before)
+                site = None if agent.cwd is None else await places.open(agent.cwd)
+                if site is not None:
+                    terminal.introduce(site.words, "dim")
+                await _sit(terminal, harness, conversation, catalogue, options.text, before, site)
         for name in () if harness.closed is None else harness.closed.stragglers:
             terminal.screen.put(line(f"! did not stop: {printable(name)}", "error"))
     except StorageBusy as error:
@@ -153,7 +163,8 @@ class Terminal:
             self.screen.put(line(printable(text), style))
 
     def report(self, report: Report) -> None:
-        self.screen.put(line(f"· {printable(report.message)}", "warning"))
+        told = went_on(report.type, report.message)
+        self.screen.put(line(f"↻ {printable(told)}" if told else f"· {printable(report.message)}", "warning"))
 
     @contextmanager
     def signals(self) -> Generator[None]:
@@ -198,6 +209,7 @@ async def _sit(
     catalogue: Catalogue,
     text: str | None,
     before: Before,
+    site: Site | None,
 ) -> None:
     """The chat itself, from what is there to the user's leaving."""
     screen = terminal.screen
@@ -218,6 +230,7 @@ async def _sit(
             registry=harness.registry,
             agent=await conversation.agent(),
             tasks=(await harness.inspect()).tasks,
+            space=None if site is None else site.state,
         )
         screen.put(*lines)
         screen.recall(_inputs(scene))
@@ -327,8 +340,8 @@ def _still_there(directory: str | None) -> str | None:
     return directory if directory is not None and os.path.isdir(directory) else None
 
 
-def _directory(path: Path) -> str:
-    found = os.path.abspath(path)
+def _directory(path: Path, option: str) -> str:
+    found = os.path.realpath(path) if option == "--space" else os.path.abspath(path)
     if not os.path.isdir(found):
-        raise CommandError(f"--dir {path}: there is no such directory")
+        raise CommandError(f"{option} {path}: there is no such directory")
     return found

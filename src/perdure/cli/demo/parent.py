@@ -24,6 +24,7 @@ from rich.text import Text
 from perdure.cli.demo import space
 from perdure.cli.demo.judge import judge
 from perdure.cli.demo.project import FILE_MODE, FILES, JOBS, SUPPLIER
+from perdure.cli.space.words import went_on
 from perdure.spaces.errors import SpaceError
 
 Points: TypeAlias = Mapping[str, tuple[int, str]]
@@ -139,19 +140,6 @@ class Agent:
                 pipe.close()
 
 
-WENT_ON: Final = {
-    "call_adopted": "adopted, {why}; its outcome is taken from the daemon's ledger",
-    "call_reattached": "reattached, {why}",
-    "call_not_started": "started now, {why}",
-    "call_rerun": "undone, and run again",
-    "call_interrupted": "undone, and not run again",
-    "call_restored": "undone, {why}",
-    "space_restored": "restored from the log: {why}",
-    "space_recovery": "what is not in the log was moved to the recovery folder",
-}
-"""How a call in the Space that was cut off, or the Space itself, goes on, by the type of its report."""
-
-
 class Story:
     """What the demo says."""
 
@@ -189,9 +177,11 @@ class Story:
             self._reported(event["report"], event["message"])
 
     def _reported(self, kind: str, message: str) -> None:
-        name, _, why = message.partition(": ")
-        if kind in WENT_ON:
-            self.say(f"{name}: {WENT_ON[kind].format(why=why)}", "cyan", "↻")
+        told = went_on(kind, message)
+        if told is not None:
+            self.say(told, "cyan", "↻")
+        elif kind == "space_recovery":
+            self.say("what the log does not have was moved to the Space's recovery folder", "dim")
         else:
             self.say(f"report: {kind}: {message}", "yellow")
 
