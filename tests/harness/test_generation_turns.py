@@ -171,6 +171,15 @@ async def test_the_providers_retry_after_is_respected_h73() -> None:
         assert (await submission.answer()).text == "ok"
 
 
+async def test_a_provider_that_asks_for_too_long_a_wait_is_told_with_its_wait_h73() -> None:
+    model = ScriptedModel(fail("rate_limit", retry_after_ms=86_400_000))
+    async with opened(model, clock=ManualClock(), retry=NO_JITTER) as harness:
+        record = await (await (await harness.root()).submit("hi")).wait()
+        assert record.reason == "model_error"
+        assert record.detail == "rate_limit: it failed on cue (it asks to be left alone for 86,400 seconds)"
+        assert len(model.requests) == 1
+
+
 async def test_each_request_of_a_run_has_retries_of_its_own_h72() -> None:
     clock = ManualClock()
     flaky = fail("connection", times=3, then=call("look", at="x"))

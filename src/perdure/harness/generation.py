@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -256,6 +257,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             delay = host.settings.retry.delay(
                 pinned.attempt, fraction=host.session.entropy.fraction(), retry_after_ms=error.retry_after_ms
             )
+            if delay is None and error.retry_after_ms:
+                words = f"{words} (it asks to be left alone for {math.ceil(error.retry_after_ms / 1000):,} seconds)"
         if delay is None or failure.parts:
             _append_broken(
                 tx, run.conversation_id, pinned.model, pinned.attempt, failure.parts, "error", words, error.usage
