@@ -70,7 +70,17 @@ class _Field:
         return self.default if self.factory is None else self.factory()
 
     def __get__(self, document: Document | None, owner: type[Document]) -> object:
-        return self if document is None else document._read(self.name)  # pyright: ignore[reportPrivateUsage]
+        if document is None:
+            return self
+        draft = document._draft  # pyright: ignore[reportPrivateUsage]
+        if draft is None:
+            return document._read(self.name)  # pyright: ignore[reportPrivateUsage]
+        value = draft[self.name]
+        if type(value) is DraftObject or type(value) is DraftList:
+            schema = document.definition.schema
+            schema.types()
+            return schema.rich(self.name, value.to_json()) if self.name in schema.structs else value
+        return value
 
 
 class DocumentDefinition(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -260,18 +270,12 @@ class Document:
         return self._value if self._draft is None else self._draft.to_json()
 
     def _read(self, name: str) -> object:
-        schema = self.definition.schema
-        draft = self._draft
-        if draft is not None:
-            value = draft[name]
-            if type(value) is DraftObject or type(value) is DraftList:
-                schema.types()
-                return schema.rich(name, value.to_json()) if name in schema.structs else value
-            return value
+        """A snapshot's field."""
         stored = self._value[name]
         if not isinstance(stored, (list, dict)):
             return stored
         if name not in self._copies:
+            schema = self.definition.schema
             schema.types()
             self._copies[name] = schema.rich(name, stored) if name in schema.structs else copy_json(stored)
         return self._copies[name]

@@ -180,12 +180,14 @@ class DocumentCache:
         self.use(document)
         return document
 
-    def use(self, document: LoadedDocument) -> None:
-        """It was used just now: the retention counts from here."""
-        if document.kept:
-            document.used_at = self._now()
-            self._aging[document] = None
-            self._aging.move_to_end(document)
+    def use(self, *documents: LoadedDocument) -> None:
+        """They were used just now: the retention counts from here."""
+        now = self._now()
+        for document in documents:
+            if document.kept:
+                document.used_at = now
+                self._aging[document] = None
+                self._aging.move_to_end(document)
 
     async def load(self, address: Address) -> LoadedDocument:
         """From memory, or one read however many ask. A document cannot change while it is not loaded.

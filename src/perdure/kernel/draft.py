@@ -252,7 +252,8 @@ class _Node(JsonView):
             if type(old) is str and type(plain) is str:
                 op = _text_op(path, old, plain)
         self._own()[key] = plain
-        self._drop(key)
+        if self._children:
+            self._drop(key)
         self._recorder.record(op)
 
 

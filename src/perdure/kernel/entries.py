@@ -26,6 +26,7 @@ class Entry:
     """The base of an application's typed entries. Fields hold strict JSON, and frozen msgspec Structs for parts."""
 
     kind: ClassVar[str]
+    _names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, kind: str, builtin: bool = False) -> None:
         super().__init_subclass__()
@@ -38,6 +39,7 @@ class Entry:
             raise TypeError(f"{cls.__name__}: a field cannot be named {', '.join(taken)}")
         cls.kind = kind
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        cls._names = tuple(field.name for field in dataclasses.fields(cast("Any", cls)))  # made a dataclass just now
 
     def messages(self) -> Sequence[JsonValue]:
         """What the model reads for this entry, as JSON; nothing unless overridden."""
@@ -48,15 +50,18 @@ class Entry:
 
         Raises NotJson, with the path of the value where it is not JSON.
         """
-        data: JsonValue = {name: _json(self.kind, name, getattr(self, name)) for name in _names(type(self))}
+        data: JsonValue = {name: _json(self.kind, name, getattr(self, name)) for name in self._names}
         try:
             back = msgspec.convert(data, type(self))
         except msgspec.ValidationError as error:
             reason, below = reason_of(error)
             raise NotJson(self.kind + below, f"it could not be read again: {reason}") from None
-        for name in _names(type(self)):
+        for name in self._names:
             value: object = getattr(back, name)
-            if value != getattr(self, name) or not same_json(_json(self.kind, name, value), data[name]):
+            own: object = getattr(self, name)
+            if value is own is data[name]:
+                continue  # one that does not change: nothing is made of it
+            if value != own or not same_json(_json(self.kind, name, value), data[name]):
                 raise NotJson(
                     path_text((name,), at=self.kind), "by its declared type it would come back as another value"
                 )
@@ -71,10 +76,6 @@ class Entry:
 
 
 _TAKEN = frozenset(dir(Entry)) | {"kind"}
-
-
-def _names(kind: type[Entry]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cast("Any", kind))]  # a dataclass, made so by Entry
 
 
 def _json(kind: str, name: str, value: object) -> JsonValue:

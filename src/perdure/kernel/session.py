@@ -486,9 +486,10 @@ class Session(SettledReads):
                 self._old_tasks.discard(task.id)
         if batch.replies:
             staged.replies.difference_update(reply.mail_id for reply in batch.replies)
-        for loaded, state in commit.states:
-            loaded.settled = state
-            self.documents.use(loaded)
+        if commit.states:
+            for loaded, state in commit.states:
+                loaded.settled = state
+            self.documents.use(*(loaded for loaded, _ in commit.states))
         self.contents.settled(batch)
         if batch.deleted:
             self._forget_conversations(batch.deleted)

@@ -242,9 +242,10 @@ class Transaction(TransactionContents):
         the messages of earlier entries. Raises NotJson if a field or message is not strict JSON; leaving the block
         raises NotFound if the conversation does not exist, or does not show an entry that is named.
         """
+        messages = list(entry.messages())
         return self.append_record(
             type(entry).kind,
-            messages=to_raw(list(entry.messages()), at=f"{entry.kind}.messages"),
+            messages=to_raw(messages, at=f"{entry.kind}.messages") if messages else EMPTY_LIST,
             data=to_raw(entry.to_json(), at=entry.kind),
             conversation=conversation,
             head=head,

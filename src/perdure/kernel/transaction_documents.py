@@ -149,11 +149,11 @@ class TransactionDocuments(TransactionReads):
     def _release_documents(self) -> None:
         for draft in self._drafts.values():
             draft.recorder.close()
-        for loaded in self._held.values():
-            loaded.holds -= 1
-            if loaded.staged is loaded.settled:  # or it is used once what is staged settles
-                self.session.documents.use(loaded)
-        self._held.clear()
+        if self._held:
+            for loaded in self._held.values():
+                loaded.holds -= 1
+            self.session.documents.use(*self._held.values())
+            self._held.clear()
 
     def _is_born(self, address: Address) -> bool:
         """Whether the conversation or task it would belong to is created by this very transaction."""
