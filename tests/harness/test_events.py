@@ -331,7 +331,7 @@ async def test_nothing_is_worked_out_that_nobody_hears() -> None:
         async with root.commit() as tx:
             tx.append(Note(text="unheard"))
         (room,) = harness.views._rooms[root.id].values()
-        assert room.moments._frame.value.events == ()
+        assert room.moments.value.events == ()
         async with root.events() as events:
             assert isinstance(await anext(events), Snapshot)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -246,6 +247,69 @@ async def test_a_slow_consumer_gets_one_frame_in_place_of_too_many() -> None:
             await tally(session, 202)
             frame = await anext(slow)
             assert (frame.value.n, frame.ops) == (202, (Set(("n",), 202),))
+
+
+async def test_a_quick_consumer_gets_every_frame_of_a_burst() -> None:
+    """Rules K122 and K125: that it is woken together with others, after a pause, makes no slow one of it."""
+    async with Session.open(HeldStorage()) as session:
+        await tally(session, 0)
+        async with session.watch(Tally) as watch:
+            seen: list[Frame[Tally]] = []
+
+            async def consume() -> None:
+                async for frame in watch:
+                    seen.append(frame)
+                    if frame.value.n == 400:
+                        return
+
+            consumer = begin(consume())
+            for n in range(1, 401):
+                await tally(session, n)
+            await consumer
+            assert [frame.value.n for frame in seen] == list(range(401))
+            assert all(frame.ops for frame in seen[1:])
+
+
+class Value:
+    """One whose end can be seen."""
+
+
+async def test_what_every_watch_has_taken_is_let_go() -> None:
+    """Rule K125: memory holds what waits: twice as much at most for a watch that takes nothing."""
+    source: Source[Value] = Source("values", seq=0, value=Value())
+    values: WeakSet[Value] = WeakSet()
+
+    def publish(first: int, last: int) -> None:
+        for seq in range(first, last):
+            value = Value()
+            values.add(value)
+            source.publish(Frame(seq, value, ()))
+
+    state, watch = source.state(), source.watch()
+    await anext(watch)
+    for seq in range(1, 50):
+        publish(seq, seq + 1)
+        await anext(watch)
+        assert len(values) == 1
+    assert state.value in values
+    publish(50, 1000)
+    assert len(values) <= 200
+    taken = [await anext(watch)]
+    assert taken[0].ops is None
+    while taken[-1].value is not source.value:
+        taken.append(await anext(watch))
+    assert len(taken) <= 100
+    del taken
+    assert len(values) == 1
+    publish(1000, 1010)
+    watch.finish("listener_error", None)
+    publish(1010, 2000)
+    frames = [await anext(watch) for _ in range(10)]
+    assert [frame.seq for frame in frames] == list(range(1000, 1010))
+    with pytest.raises(WatchEnded):
+        await anext(watch)
+    del frames
+    assert len(values) <= 2, "the newest, and where the watch ended"
 
 
 async def test_a_slow_consumer_holds_up_nobody() -> None:

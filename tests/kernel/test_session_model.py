@@ -327,8 +327,7 @@ class SessionMachine(RuleBasedStateMachine):
     def read_watch(self) -> None:
         async def follow() -> None:
             assert self.watch is not None
-            while self.watch._pending:
-                frame = await anext(self.watch)
+            while (frame := self.watch._take()) is not None:
                 assert frame.ops is not None
                 self.watched = apply(self.watched, frame.ops)
                 assert same_json(self.watched, frame.value.to_json())

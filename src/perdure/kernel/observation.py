@@ -25,7 +25,7 @@ EndReason: TypeAlias = Literal["stopped", "cancelled", "retired", "session_close
 MAX_PENDING = 100
 """Frames a slow watch may have waiting before they are replaced by one with the newest full value."""
 
-WAKE_S = 0.005
+WAKE_S = 0.01
 """Watches of one source are woken together, at once after a pause and then at most this often: under a stream of
 commits a consumer takes several frames a wake, which costs a fraction of a wake for each."""
 
@@ -57,10 +57,33 @@ class WatchEnded(PerdureError):
         self.cause = cause
 
 
+class _Link(Generic[T]):
+    """A published frame and, once there is one, what was published after it. A watch follows the chain at its own pace:
+    publishing costs the same however many there are, and what all have taken is let go."""
+
+    __slots__ = ("frame", "later", "number")
+
+    def __init__(self, frame: Frame[T], number: int) -> None:
+        self.frame = frame
+        self.number = number
+        self.later: _Link[T] | None = None
+
+
 class Source(Generic[T]):
     """One live value and who observes it."""
 
-    __slots__ = ("_detach", "_frame", "_observers", "_waking", "_woken_at", "ended", "name", "on_idle")
+    __slots__ = (
+        "_observers",
+        "_waiting",
+        "_wake_by",
+        "_waking",
+        "_woken_at",
+        "ended",
+        "name",
+        "newest",
+        "on_idle",
+        "own",
+    )
 
     def __init__(
         self,
@@ -71,23 +94,27 @@ class Source(Generic[T]):
         on_idle: Callable[[], None] | None = None,
         detach: Callable[[T], T] | None = None,
     ) -> None:
-        """``detach`` makes a value of its own for each reader, for values that a reader could change."""
+        """``detach`` makes a value of its own for each reader, for values that a reader could change (rule K32)."""
         self.name = name
-        self._detach = detach
-        self._frame: Frame[T] = Frame(seq, value, None)
+        self.own = detach
+        self.newest: _Link[T] = _Link(Frame(seq, value, None), 0)
         self._observers: dict[Observer[T], None] = {}
+        self._waiting: dict[Watch[T], None] = {}
+        """The watches that have taken everything and are to be woken."""
         self._waking: asyncio.TimerHandle | None = None
         self._woken_at = -WAKE_S
+        self._wake_by = MAX_PENDING // 2
+        """At the frame of this number at the latest: a pause makes no slow consumer of a quick one."""
         self.ended: tuple[EndReason, BaseException | None] | None = None
         self.on_idle = on_idle
 
     @property
     def value(self) -> T:
-        return self._frame.value
+        return self.newest.frame.value
 
     @property
     def seq(self) -> int:
-        return self._frame.seq
+        return self.newest.frame.seq
 
     @property
     def observed(self) -> bool:
@@ -95,23 +122,33 @@ class Source(Generic[T]):
 
     def publish(self, frame: Frame[T]) -> None:
         """The value after a settled commit, or news of the same commit; called in commit order."""
-        assert frame.seq >= self._frame.seq, "frames are published in commit order"
-        self._frame = frame
-        for observer in self._observers:
-            observer.take(frame)
-        if self._observers and self._waking is None:
+        before = self.newest
+        assert frame.seq >= before.frame.seq, "frames are published in commit order"
+        self.newest = before.later = _Link(frame, before.number + 1)
+        if self._waiting:
             loop = asyncio.get_running_loop()
             pause = self._woken_at + WAKE_S - loop.time()
-            if pause <= 0:
+            if pause <= 0 or self.newest.number >= self._wake_by:
                 self._wake()
-            else:
+            elif self._waking is None:
                 self._waking = loop.call_later(pause, self._wake)
+        if self.newest.number % MAX_PENDING == 0:
+            for observer in self._observers:
+                observer.catch_up()
 
     def _wake(self) -> None:
-        self._waking = None
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
         self._woken_at = asyncio.get_running_loop().time()
-        for observer in self._observers:
-            observer.rouse()
+        self._wake_by = self.newest.number + MAX_PENDING // 2
+        waiting, self._waiting = self._waiting, {}
+        for watch in waiting:
+            watch.rouse()
+
+    def rouse_later(self, watch: Watch[T]) -> None:
+        """``watch`` waits for what is published next."""
+        self._waiting[watch] = None
 
     def end(self, reason: EndReason, cause: BaseException | None = None) -> None:
         if self.ended is None:
@@ -125,15 +162,12 @@ class Source(Generic[T]):
     def watch(self, context: Context | None = None) -> Watch[T]:
         return Watch(self, context)
 
-    def attach(self, observer: Observer[T]) -> Frame[T]:
+    def attach(self, observer: Observer[T]) -> None:
         self._observers[observer] = None
-        return Frame(self._frame.seq, self._frame.value, None, self._frame.values)
-
-    def detached(self, value: T) -> T:
-        """The same value, sharing nothing that one reader could change for another (rule K32)."""
-        return value if self._detach is None else self._detach(value)
 
     def detach(self, observer: Observer[T]) -> None:
+        if isinstance(observer, Watch):
+            self._waiting.pop(observer, None)
         if self._observers.pop(observer, False) is None and not self._observers and self.on_idle is not None:
             self.on_idle()
 
@@ -145,6 +179,7 @@ class Observer(Generic[T]):
         self._source = source
         self.ended: EndReason | None = None
         self.cause: BaseException | None = None
+        source.attach(self)
 
     @property
     def name(self) -> str:
@@ -155,11 +190,8 @@ class Observer(Generic[T]):
         if self.ended is None:
             self.finish("stopped", None)
 
-    def take(self, frame: Frame[T]) -> None:
-        raise AssertionError("an observer takes frames")
-
-    def rouse(self) -> None:
-        """There are frames to take: wake whoever waits for one."""
+    def catch_up(self) -> None:
+        """Let go of frames that it will not take any more."""
 
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
         if self.ended is None:
@@ -172,21 +204,26 @@ class State(Observer[T]):
 
     def __init__(self, source: Source[T]) -> None:
         super().__init__(source)
-        self._last = source.attach(self)
+        self._last: Frame[T] | None = None
+        """At its end."""
         if source.ended is not None:
             self.finish(*source.ended)
 
     @property
     def value(self) -> T:
-        return self._source.detached(self._last.value)
+        value = (self._last or self._source.newest.frame).value
+        return value if self._source.own is None else self._source.own(value)
 
     @property
     def seq(self) -> int:
         """The commit this value is as of."""
-        return self._last.seq
+        return (self._last or self._source.newest.frame).seq
 
-    def take(self, frame: Frame[T]) -> None:
-        self._last = frame
+    @override
+    def finish(self, reason: EndReason, cause: BaseException | None) -> None:
+        if self._last is None:
+            self._last = self._source.newest.frame
+        super().finish(reason, cause)
 
 
 class Watch(Observer[T]):
@@ -199,28 +236,52 @@ class Watch(Observer[T]):
 
     def __init__(self, source: Source[T], context: Context | None = None) -> None:
         super().__init__(source)
-        self._pending: deque[Frame[T]] = deque([source.attach(self)])
+        self._at: _Link[T] = source.newest
+        self._anew = True
+        """The value at ``_at`` comes next, as a beginning; else what is later than that."""
+        self._left: deque[Frame[T]] = deque()
+        """Once it has ended, what was published before."""
         self._wake: asyncio.Future[None] | None = None
         self._context = context
         if source.ended is not None:
             self.finish(*source.ended)
 
-    def take(self, frame: Frame[T]) -> None:
-        if len(self._pending) >= MAX_PENDING:
-            self._pending.clear()
-            frame = Frame(frame.seq, frame.value, None, frame.values)
-        self._pending.append(frame)
-
-    def finish(self, reason: EndReason, cause: BaseException | None) -> None:
-        super().finish(reason, cause)
-        if reason in ("stopped", "cancelled"):
-            self._pending.clear()
-        self.rouse()
+    @override
+    def catch_up(self) -> None:
+        newest = self._source.newest
+        if newest.number - self._at.number + self._anew > MAX_PENDING:
+            self._at = newest
+            self._anew = True
 
     @override
+    def finish(self, reason: EndReason, cause: BaseException | None) -> None:
+        if self.ended is None and reason not in ("stopped", "cancelled"):
+            while (frame := self._take()) is not None:
+                self._left.append(frame)
+        super().finish(reason, cause)
+        self._at = _Link(self._at.frame, 0)  # the end of the chain, for this watch
+        self.rouse()
+
     def rouse(self) -> None:
+        """There are frames to take, or it ended: wake whoever waits for it."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+
+    def _take(self) -> Frame[T] | None:
+        """The next frame that is there."""
+        if self.ended is not None:
+            return self._left.popleft() if self._left else None
+        at = self._at
+        if self._source.newest.number - at.number >= MAX_PENDING:
+            self.catch_up()
+            at = self._at
+        if self._anew:
+            self._anew = False
+            return Frame(at.frame.seq, at.frame.value, None, at.frame.values)
+        if at.later is None:
+            return None
+        self._at = at.later
+        return at.later.frame
 
     def __aiter__(self) -> AsyncIterator[Frame[T]]:
         return self
@@ -229,7 +290,7 @@ class Watch(Observer[T]):
         if self.ended is None and self._context is not None and self._context.ended:
             self.finish("cancelled", None)
             raise self._context.error()
-        while not self._pending:
+        while (frame := self._take()) is None:
             if self.ended == "stopped":
                 raise StopAsyncIteration
             if self.ended is not None:
@@ -237,6 +298,7 @@ class Watch(Observer[T]):
             if self._wake is not None:
                 raise RuntimeError(f"this {self.name} has one consumer already; open another watch")
             self._wake = asyncio.get_running_loop().create_future()
+            self._source.rouse_later(self)
             try:
                 await bounded(self._wake, self._context)
             except PerdureError:
@@ -244,9 +306,8 @@ class Watch(Observer[T]):
                 raise
             finally:
                 self._wake = None
-        frame = self._pending.popleft()
-        value = self._source.detached(frame.value)
-        return frame if value is frame.value else Frame(frame.seq, value, frame.shared_ops, frame.values)
+        own = self._source.own
+        return frame if own is None else Frame(frame.seq, own(frame.value), frame.shared_ops, frame.values)
 
     async def each(self, listener: Callable[[Frame[T]], Awaitable[None] | None]) -> None:
         """Call ``listener`` with every frame, in order, until the watch ends.
