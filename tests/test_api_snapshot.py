@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 import perdure
 from perdure import events, spaces
 
@@ -30,6 +32,8 @@ def described() -> Iterator[str]:
 
 
 def members(cls: type) -> Iterator[str]:
+    if issubclass(cls, msgspec.Struct):
+        yield f"__init__{untyped(inspect.signature(cls))}"
     own = {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items() if is_ours(base)}
     for name, member in sorted(own.items()):
         if name.startswith("_") and name not in ("__init__", "__getattr__"):
@@ -42,6 +46,11 @@ def members(cls: type) -> Iterator[str]:
             yield f"{kind}{name}{inspect.signature(plain)}"
     fields = [*getattr(cls, "__struct_fields__", ()), *getattr(cls, "__dataclass_fields__", {})]
     yield from (f"{name}: field" for name in fields)
+
+
+def untyped(made: inspect.Signature) -> inspect.Signature:
+    """A Struct's types are resolved, and how those are spelled differs between versions of Python."""
+    return made.replace(parameters=[each.replace(annotation=each.empty) for each in made.parameters.values()])
 
 
 def is_ours(base: type) -> bool:

@@ -8,8 +8,9 @@ after the tools of a turn, and after the final answer. Pure: what is placed is d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from perdure.harness.documents import RESET, InboxItem, InboxMode
 from perdure.harness.settings import Take
@@ -19,8 +20,7 @@ Boundary: TypeAlias = Literal["after_tools", "final", "writes"]
 input."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """What a boundary places: the writes first, then the inputs, each by id."""
 
     writes: tuple[InboxItem, ...]

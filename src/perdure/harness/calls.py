@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -71,8 +70,7 @@ ScopedCall: TypeAlias = tuple[CallScope, CallView]
 """A call that a scope takes part in, and that scope."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     """A call as this process runs it."""
 
     tool: AnyTool
@@ -218,7 +216,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         finally:
             handle.end()
         return await self._commit_intent(
-            run, replace(opened, intent=msgspec.structs.replace(opened.intent, intent=raw))
+            run, msgspec.structs.replace(opened, intent=msgspec.structs.replace(opened.intent, intent=raw))
         )
 
     # From any checkpoint on, here and below: what a phase does there does not rest on it.
@@ -228,10 +226,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             async with run.commit() as tx:
                 if opened.scope is not None:
                     data = await opened.scope.before_intent(tx, opened.call)
-                    opened = replace(
+                    opened = msgspec.structs.replace(
                         opened,
                         intent=msgspec.structs.replace(opened.intent, scope_data=to_raw(data, at="scope_data")),
-                        call=replace(opened.call, scope_data=data),
+                        call=msgspec.structs.replace(opened.call, scope_data=data),
                     )
                 live = await tx.draft(Live)
                 live.tools[str(run.id)] = live_tool(run.input, running=True)

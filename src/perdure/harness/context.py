@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, overload
 
 import msgspec
@@ -99,8 +98,7 @@ class Messages(Sequence[Message]):
         return piece  # pyright: ignore[reportReturnType]  # type() narrows no alias
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(msgspec.Struct, frozen=True):
     """One entry of the context that is more to it than one message to be passed on."""
 
     system: bool
@@ -112,8 +110,7 @@ class _Item:
 _NOTHING = _Item(False, b"[]")
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     """A call whose result has not come."""
 
     slot: int

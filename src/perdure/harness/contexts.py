@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import structs
 
 from perdure.harness.context import Messages, ModelContext, weight
@@ -31,16 +31,15 @@ WITH_DATA = frozenset({ASSISTANT, TOOL_RESULT})
 RETENTION_S = 600.0
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     """One conversation's context. It lags behind what settled: entries wait until a request wants them."""
 
     context: ModelContext
-    shown: Shown = field(default_factory=Shown)
+    shown: Shown = msgspec.field(default_factory=Shown)
     """As of ``newest``."""
     newest: int = 0
     """The newest settled entry."""
-    pending: deque[EntryRecord] = field(default_factory=deque[EntryRecord])
+    pending: deque[EntryRecord] = msgspec.field(default_factory=deque[EntryRecord])
     """Settled entries the context has not been fed yet."""
     used_at: float = 0.0
     loaded: asyncio.Future[None] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
 
 from perdure.harness.documents import Agent, Live, Meta, UsageTotals
 from perdure.harness.events import Events
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from perdure.harness.harness import Harness
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationInfo:
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as it is listed."""
 
     record: ConversationRecord

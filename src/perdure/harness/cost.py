@@ -10,12 +10,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
 from typing_extensions import ParamSpec, TypeVar, override
 
 from perdure.harness.messages import Usage

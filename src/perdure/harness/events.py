@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import msgspec
@@ -365,8 +364,7 @@ def _update(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> ToolUp
 # --- consuming -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True):
     """What a commit did: the view after it, and its events."""
 
     view: ConversationView

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 from typing_extensions import override
 
 from perdure.harness.calls import ToolTask
@@ -95,8 +95,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(msgspec.Struct, frozen=True):
     """A request that gave no message to use, and what of it had come."""
 
     error: ModelError

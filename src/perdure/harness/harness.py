@@ -9,9 +9,10 @@ async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[..
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 from perdure.harness.calls import ToolTask
 from perdure.harness.contexts import Contexts
@@ -50,8 +51,7 @@ MOST_LOOKS = 10
 """How often the sum of usage is begun anew because something was deleted meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True):
     """What is going on, seen without running anything (rule T46)."""
 
     tasks: list[LiveTask]

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar, overload
 
+import msgspec
+
 from perdure.harness.foreign import cancelled_itself
 from perdure.harness.tool import AnyTool, ToolResult
 from perdure.kernel.json import JsonValue, copy_json
@@ -21,15 +23,13 @@ MAX_DEPTH = 1000
 """How many owners above a conversation are looked at for the scope of a hook."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """What a before_tool hook returns to keep a call from running; the model reads the reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookCall:
+class HookCall(msgspec.Struct, frozen=True, kw_only=True):
     """The call a hook is asked about."""
 
     id: int
@@ -121,8 +121,7 @@ def after_tool(
     return lambda function: AfterTool(function, conversation, subtree)
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(msgspec.Struct, frozen=True):
     """A hook and the extension it came with; None: the host's own."""
 
     extension: str | None

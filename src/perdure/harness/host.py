@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from perdure.harness.contexts import Contexts
 from perdure.harness.model import Models
@@ -12,8 +12,7 @@ from perdure.harness.settings import Settings
 from perdure.kernel.session import Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Made by ``Harness.open``, once."""
 
     session: Session

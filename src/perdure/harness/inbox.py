@@ -6,7 +6,6 @@ Everything here works inside a transaction of somebody else's: an admission, or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 import msgspec
@@ -56,8 +55,7 @@ class InboxFull(PerdureError):
         self.conversation = conversation
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """What is submitted, as the entry it will become; all of it strict JSON."""
 
     type: SubmissionType
@@ -171,8 +169,7 @@ def _stored(entry: InboxEntry, type: SubmissionType) -> Content:
 # --- admission --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """What an admission did, and what its caller has to do in the same transaction."""
 
     submission: SubmissionRecord
@@ -281,8 +278,7 @@ async def _unanswered(tx: Transaction, submission: SubmissionRecord, reason: str
 # --- boundaries -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """What a boundary placed."""
 
     inputs: list[int]

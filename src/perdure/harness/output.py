@@ -8,8 +8,9 @@ which for valid input is the input. A window holds little more than its limit in
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 DEFAULT_LIMIT_BYTES = 50 * 1024
 DEFAULT_LIMIT_LINES = 2000
@@ -19,8 +20,7 @@ LEAST_BYTES = 4
 Keep: TypeAlias = Literal["head", "tail"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputLimits:
+class OutputLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of an output is kept, and which end of it (rule H82)."""
 
     max_bytes: int = DEFAULT_LIMIT_BYTES
@@ -34,8 +34,7 @@ class OutputLimits:
         return OutputWindow(limit_bytes=self.max_bytes, limit_lines=self.max_lines, keep=self.keep)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(msgspec.Struct, frozen=True, kw_only=True):
     """What is shown and what is not. Line ends count with the line they end."""
 
     text: str
@@ -197,8 +196,7 @@ DEFAULT_LIMITS = OutputLimits()
 # --- output on its way --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
+class Bounded(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of an output, and how much is not."""
 
     text: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from perdure.harness.documents import Live, LiveMessage, LivePart
 from perdure.harness.messages import AssistantPart, Text, Thinking, ToolCallPart
@@ -13,14 +14,13 @@ from perdure.kernel.records import to_raw
 PartType: TypeAlias = Literal["text", "thinking", "tool_call"]
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(msgspec.Struct):
     type: PartType
     id: str = ""
     name: str = ""
     index: int = -1
     """Of a tool call, its place in the stream."""
-    chunks: list[str] = field(default_factory=list[str])
+    chunks: list[str] = msgspec.field(default_factory=list[str])
     shown: int = 0
     """So many chunks are in the document."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from perdure.harness.documents import SYSTEM, Agent, ProviderKey
@@ -44,8 +42,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.Raw(msgspec.json.encode(self))
 
 
-@dataclass(frozen=True, slots=True)
-class NoModel:
+class NoModel(msgspec.Struct, frozen=True):
     """There is nobody to ask (rule H19)."""
 
     detail: str

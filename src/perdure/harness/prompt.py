@@ -8,7 +8,6 @@ now becomes part of one further entry, and nothing shown is ever rewritten, so t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,11 +15,10 @@ from perdure.harness.documents import SYSTEM, SystemData
 from perdure.kernel.records import EntryRecord
 
 
-@dataclass(slots=True)
-class Shown:
+class Shown(msgspec.Struct):
     """The prompt sections a transcript shows, from its newest head on. Fed with its entries in order."""
 
-    sections: dict[str, str] = field(default_factory=dict[str, str])
+    sections: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     baseline: bool = False
     """One was shown since the head."""
 

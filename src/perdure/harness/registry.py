@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from perdure.harness.documents import Agent
 from perdure.harness.handle import ToolCall
 from perdure.harness.hooks import Hook, Installed
@@ -32,8 +34,7 @@ class ExtensionConflict(PerdureError, ValueError):
     """An extension cannot be installed beside what is there; the message names both. Nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationInfo:
+class ConversationInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a prompt section may depend on."""
 
     id: int
@@ -42,8 +43,7 @@ class ConversationInfo:
     """Those offered to the conversation."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSection:
+class PromptSection(msgspec.Struct, frozen=True):
     """A part of what the model is told first. Its text should change seldom: each change is told anew."""
 
     name: str
@@ -78,8 +78,7 @@ class Extension:
                     raise ValueError(f"extension {self.name!r} has two {what}s named {name!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
+class _Selection(msgspec.Struct, frozen=True):
     """What one selection of names comes to, as installed now."""
 
     extensions: tuple[Extension, ...]

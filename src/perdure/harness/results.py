@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.harness.documents import (
     TOOL_RESULT,

@@ -6,9 +6,9 @@ it is over, its inputs settled and what waits decided about, in the commit of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 
 from perdure.harness.documents import Live, UnansweredReason
@@ -25,15 +25,13 @@ GENERATION = "pi.generation"
 GENERATION_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The run's inputs are done, with this entry as their answer."""
 
     entry: int
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(msgspec.Struct, frozen=True):
     """The run's inputs end without an answer."""
 
     reason: UnansweredReason

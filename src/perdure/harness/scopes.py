@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -44,8 +43,7 @@ class CallIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many attempts before this one ended with their process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallView:
+class CallView(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its environment's scope sees it (environment.OpenCall)."""
 
     id: int

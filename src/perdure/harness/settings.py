@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import msgspec
+
 from perdure.kernel.json import check_json
 
 Take: TypeAlias = Literal["first", "all"]
@@ -56,8 +58,7 @@ class RetryPolicy:
         return max(backoff, retry_after_ms or 0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The host settings of the generation side."""
 
     steer: Take = "all"

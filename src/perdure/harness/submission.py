@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
+
+import msgspec
 
 from perdure.harness.inbox import withdraw_one
 from perdure.harness.messages import AssistantMessage, decode_messages
@@ -42,8 +43,7 @@ class Unanswered(PerdureError):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The answer to an input."""
 
     entry: EntryRecord
@@ -54,8 +54,7 @@ class Answer:
         return self.message.text
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """One wait for one submission."""
 
     id: int

@@ -6,15 +6,15 @@ Costs are added as integers, billionths of a dollar: a token of the cheapest mod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
+
+import msgspec
 
 from perdure.harness.documents import DeletedUsage, ModelTotals, ToolTotals, UsageTotals
 from perdure.harness.messages import Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One request to a model, and what is known of it."""
 
     model: str
@@ -53,13 +53,12 @@ def unpriced_of(totals: ModelTotals) -> int:
     return totals.get("unpriced", totals["requests"])
 
 
-@dataclass(frozen=True, slots=True)
-class UsageSummary:
+class UsageSummary(msgspec.Struct, frozen=True):
     """Totals of one conversation or of many. Failed and aborted attempts are in them."""
 
-    models: Mapping[str, ModelTotals] = field(default_factory=dict[str, ModelTotals])
+    models: Mapping[str, ModelTotals] = msgspec.field(default_factory=dict[str, ModelTotals])
     """Requests, tokens and cost by ``provider:name``."""
-    tools: Mapping[str, ToolTotals] = field(default_factory=dict[str, ToolTotals])
+    tools: Mapping[str, ToolTotals] = msgspec.field(default_factory=dict[str, ToolTotals])
     """Calls, and what their results reported, by tool name."""
 
     @property
