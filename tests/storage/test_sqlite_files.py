@@ -311,6 +311,15 @@ async def test_closing_leaves_no_log_behind(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["store.db", "store.db.lock"]
 
 
+async def test_any_name_can_be_read(tmp_path: Path) -> None:
+    """Rules K143 and K159: also where a URI would mean something else by it."""
+    path = tmp_path / "50%41 of #1? é.db"
+    await store(path, 3)
+    reader = await opened(path, read_only=True)
+    assert reader.info.seq == 1
+    await reader.storage.close()
+
+
 async def test_looking_leaves_no_file_behind(tmp_path: Path) -> None:
     """K159, K160: reading, checking, measuring, copying, and asking for a reply."""
     path = tmp_path / "store.db"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class SystemEntropy:
     """The operating system's randomness."""
 
     def token(self) -> str:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()
 
     def fraction(self) -> float:
-        return secrets.randbelow(1 << 53) / (1 << 53)
+        return (int.from_bytes(os.urandom(7), "big") >> 3) / (1 << 53)

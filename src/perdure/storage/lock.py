@@ -15,7 +15,6 @@ import socket
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -195,7 +194,7 @@ def forget_replacement(store: str) -> None:
 def read_holder(path: str) -> Holder | None:
     """Who a lock file names; None if it names nobody."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=Holder)
+        return msgspec.json.decode(_contents(path), type=Holder)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -236,8 +235,13 @@ def _names(path: str, descriptor: int) -> bool:
         return False
 
 
+def _contents(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return _contents("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 def _start_ticks(pid: int) -> int:
@@ -253,7 +257,7 @@ def _start_ticks(pid: int) -> int:
 def _stat(pid: int) -> list[str]:
     """What the system says of a process, from its state on; nothing if it does not run."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name in it may be any bytes
+        stat = _contents(f"/proc/{pid}/stat")  # a name in it may be any bytes
     except OSError:
         return []
     return stat.rpartition(b")")[2].decode().split()

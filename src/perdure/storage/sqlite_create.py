@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import apsw
 
@@ -20,7 +19,7 @@ _PAGES_A_STEP = 1000
 
 def create(path: str, fill: Callable[[apsw.Connection], None], *, vfs: str | None) -> None:
     """Put a store at ``path``, made by ``fill`` in an empty database. The caller holds the owner lock of ``path``."""
-    directory = Path(path).parent
+    directory = os.path.dirname(path)
     clear(path)
     temporary = f"{path}.creating"
     try:
@@ -37,7 +36,7 @@ def create(path: str, fill: Callable[[apsw.Connection], None], *, vfs: str | Non
         if os.path.lexists(path):
             raise StorageError(f"{path} appeared while a store was being made there; it was left as it is")
         os.rename(temporary, path)
-        _sync(str(directory))
+        _sync(directory)
     except (apsw.Error, OSError) as error:
         clear(path)
         raise explained(error, path, "created") from error

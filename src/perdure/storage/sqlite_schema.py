@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from typing import Literal
-from urllib.parse import quote
 
 import apsw
 
@@ -187,7 +186,7 @@ def connect(
         if mode == "write":
             link = Link(path, apsw.SQLITE_OPEN_READWRITE, vfs, name=path)
         else:
-            uri = f"file:{quote(path)}?mode=ro{'&immutable=1' if mode == 'still' else ''}"
+            uri = f"file:{_escaped(path)}?mode=ro{'&immutable=1' if mode == 'still' else ''}"
             link = Link(path, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs, name=uri)
         try:
             link.set_busy_timeout(busy_ms)
@@ -202,6 +201,11 @@ def connect(
     except (apsw.Error, OSError) as error:
         raise explained(error, path, "opened") from error
     return link
+
+
+def _escaped(path: str) -> str:
+    """A path as SQLite takes it in a URI (``urllib.parse`` would take 3 ms to import)."""
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def build(link: apsw.Connection, *, log_id: str, next_id: int, now: int) -> None:

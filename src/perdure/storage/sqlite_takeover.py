@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
 import apsw
+import msgspec
 
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.storage import StoreInfo
@@ -26,8 +26,7 @@ _DEATH_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     lock: OwnerLock
     link: Link
     info: StoreInfo
