@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from kit import Commits, Note, opened, rest, transcript, until
+from kit import Commits, Hold, Note, opened, rest, transcript, until
 from typing_extensions import override
 
-from perdure.harness import generation
+from perdure.harness import generation, prepare
 from perdure.harness.contexts import Contexts
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.hooks import HookCall, before_tool
@@ -225,6 +225,7 @@ async def test_what_fails_at_the_boundary_is_the_runs_and_not_the_calls_h186(mon
     @tool
     async def act() -> str:
         """Act."""
+        monkeypatch.setattr(prepare, "prepare", failing)
         monkeypatch.setattr(generation, "prepare", failing)
         return "acted"
 
@@ -235,6 +236,37 @@ async def test_what_fails_at_the_boundary_is_the_runs_and_not_the_calls_h186(mon
         assert record.reason == "faulted"
         assert "tool-result acted" in await transcript(root)
     assert [report.kind for report in reports] == ["pi.generation"]
+
+
+async def test_what_fails_at_the_final_boundary_is_the_next_runs_h46(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: object, **__: object) -> None:
+        raise LookupError("nothing can be prepared today")
+
+    reports = []
+    hold = Hold()
+    async with opened(ScriptedModel({"hi": say("done")}, pace=hold), reports=reports) as harness:
+        root = await harness.root()
+        first, second = await root.submit("hi"), await root.submit("hi")
+        harness.resume()
+        await hold.reached.wait()
+        monkeypatch.setattr(prepare, "prepare", failing)
+        monkeypatch.setattr(generation, "prepare", failing)
+        hold.release()
+        assert (await first.answer()).text == "done"
+        assert (await second.wait()).reason == "faulted"
+
+
+async def test_an_answer_that_cannot_be_committed_is_paid_for_h76(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: object) -> None:
+        raise LookupError("no run ends today")
+
+    reports = []
+    async with opened(ScriptedModel({"hi": say("done")}), reports=reports) as harness:
+        root = await harness.root()
+        monkeypatch.setattr(generation, "end_run", failing)
+        assert (await (await root.submit("hi")).wait()).reason == "faulted"
+        usage = await root.usage()
+        assert (usage.requests, usage.tokens.output > 0) == (1, True)
 
 
 async def test_a_foreseen_call_that_cannot_begin_has_not_begun_h185() -> None:

@@ -42,7 +42,7 @@ from perdure.harness.messages import (
 )
 from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
-from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare
+from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare, prepare_along
 from perdure.harness.results import live_tool
 from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
 from perdure.harness.usage import Attempt, add_attempt
@@ -156,17 +156,29 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
         sent = self._sent[run.id] = replace(self._sent[run.id], usage=usage)
         self._sent[run.id] = await self._costs.priced(sent)
-        async with run.commit() as tx:
-            add_attempt(await tx.draft(UsageTotals), self._sent.pop(run.id))
-            live = await tx.draft(Live)
-            live.message = None
-            if isinstance(outcome, _Failure):
-                return await self._failed(run, tx, pinned, outcome)
-            if outcome.tool_calls:
-                return await self._round(run, tx, pinned, outcome)
-            entry = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
-            await end_run(self._host, tx, run.conversation_id, Answered(entry.id))
-            return tx.complete(None)
+        try:
+            async with run.commit() as tx:
+                add_attempt(await tx.draft(UsageTotals), self._sent[run.id])
+                (await tx.draft(Live)).message = None
+                return await self._classify(run, tx, pinned, outcome)
+        finally:
+            if run.moved:  # or what ends the run counts it
+                self._sent.pop(run.id, None)
+
+    async def _classify(
+        self,
+        run: Run[None, None, Pinned],
+        tx: RunTransaction[None],
+        pinned: Pinned,
+        outcome: AssistantMessage | _Failure,
+    ) -> Next[None]:
+        if isinstance(outcome, _Failure):
+            return await self._failed(run, tx, pinned, outcome)
+        if outcome.tool_calls:
+            return await self._round(run, tx, pinned, outcome)
+        entry = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
+        await end_run(self._host, tx, run.conversation_id, Answered(entry.id))
+        return tx.complete(None)
 
     async def _keep_partial(self, run: Run[None, None, Pinned]) -> None:
         """What an earlier run of this request had shown becomes an aborted answer; the request is sent again (H69).
@@ -330,11 +342,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             return
         await self._join_inputs(tx, conversation_id, await place(tx, conversation_id, "after_tools", host.settings))
         turn = msgspec.json.decode(state.raw_checkpoint, type=Round).turn
-        try:
-            pinned = await prepare(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
-        except Exception:  # it is the run's, and nothing that refuses a result: ``start`` meets it again
-            pinned = None
-        if isinstance(pinned, Pinned):
+        pinned = await prepare_along(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
+        if pinned is not None:
             state = Running(phase="request", raw_checkpoint=pinned.encode())
         else:  # the history left memory meanwhile, or the model went
             state = Running(phase="start", raw_checkpoint=msgspec.Raw(msgspec.json.encode(Preparing(turn=turn))))

@@ -85,6 +85,18 @@ async def prepare(
     )
 
 
+async def prepare_along(
+    host: Host, tx: Transaction, conversation_id: int, *, task: int, turn: int, attempt: int
+) -> Pinned | None:
+    """``prepare`` in a commit that holds something else: an answer, a result, an input. None for whatever keeps the
+    request from being pinned there: the run meets it again in a commit of its own, and that is refused at most."""
+    try:
+        pinned = await prepare(host, tx, conversation_id, task=task, turn=turn, attempt=attempt)
+    except Exception:  # told when it is met again
+        return None
+    return pinned if isinstance(pinned, Pinned) else None
+
+
 async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> ModelRequest | None:
     """The pinned request, whole. None: its model or a tool it offers is not what it was; prepare again."""
     if not _reaches(host, pinned.model, conversation_id):

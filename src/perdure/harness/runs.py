@@ -14,7 +14,7 @@ from msgspec import structs
 from perdure.harness.documents import Live, UnansweredReason
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, place, withdraw
-from perdure.harness.prepare import Pinned, prepare
+from perdure.harness.prepare import prepare_along
 from perdure.kernel.records import NULL, Pending, TaskRecord
 from perdure.kernel.transaction import Transaction
 
@@ -47,8 +47,8 @@ async def start_run(host: Host, tx: Transaction, conversation_id: int, inputs: S
     task = tx.new_task(
         kind=GENERATION, version=GENERATION_VERSION, phase="start", input=NULL, conversation=conversation_id
     )
-    pinned = await prepare(host, tx, conversation_id, task=task.id, turn=0, attempt=1)
-    if isinstance(pinned, Pinned):
+    pinned = await prepare_along(host, tx, conversation_id, task=task.id, turn=0, attempt=1)
+    if pinned is not None:
         task = structs.replace(task, state=Pending(phase="request", raw_checkpoint=pinned.encode()))
         tx.put_task(task)
     live = await tx.draft(Live, conversation=conversation_id)
