@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from perdure.testing.campaign import transactional
+from perdure.testing.campaign import steps, transactional
 from perdure.testing.campaign.judge import walk
 from perdure.testing.campaign.nursery import Nursery
 from perdure.testing.campaign.play import Outcome, Play, play, undisturbed
@@ -35,6 +35,11 @@ def transactional_cases(seeds: Sequence[int]) -> list[Case]:
         Case(str(seed), seed % VARIANTS, transactional.attack(seed), together=seed // VARIANTS % 2 == 1)
         for seed in seeds
     ]
+
+
+def steps_cases(every: int = 1) -> list[Case]:
+    """All of them, or every n-th."""
+    return [Case(case.name, case.kind, steps.attack(case), crash_points=True) for case in steps.all_cases()[::every]]
 
 
 class Campaign:
@@ -113,3 +118,14 @@ class Campaign:
 def run_transactional(*, runs: int, seed: int, jobs: int = 1, echo: Callable[[str], None] = print) -> int:
     cases = transactional_cases(range(seed, seed + runs))
     return Campaign(jobs=jobs, echo=echo).run("transactional", cases, transactional.claims(runs))
+
+
+def run_steps(*, only: str | None = None, every: int = 1, jobs: int = 1, echo: Callable[[str], None] = print) -> int:
+    cases = steps_cases(every)
+    if only is not None:
+        cases = [case for case in steps_cases() if only in case.name]
+    if not cases:
+        echo(f"there is no step {only!r}; a failing run prints its name, and a part of it is enough")
+        return 2
+    claims = steps.CLAIMS if only is None and every == 1 else Claims()
+    return Campaign(jobs=jobs, echo=echo).run("steps", cases, claims)

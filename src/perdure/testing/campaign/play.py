@@ -87,6 +87,11 @@ class Play:
             self.tally.faults["daemon"] += 1
         return done
 
+    def kill_processes(self) -> None:
+        """Everything that lives in the Space; its files stay."""
+        self.world.kill_living()
+        self.tally.faults["processes"] += 1
+
     def lose_space(self) -> None:
         self.world.lose_space()
         self.tally.faults["lost"] += 1

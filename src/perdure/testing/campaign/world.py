@@ -89,18 +89,10 @@ class Process:
 
     def ended(self) -> bool:
         """Whether it has ended; it need not be reaped."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
-            return True
-        return stat.rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        return state_of(self.pid) in ("", "Z", "X")
 
     def stopped(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
-            return False
-        return stat.rpartition(b")")[2].split()[0] == b"T"
+        return state_of(self.pid) == "T"
 
     def signal(self, number: signal.Signals) -> None:
         if self.status is None:
@@ -202,16 +194,25 @@ class World:
     def lose_space(self) -> None:
         """The folder and the processes of the Space are gone, as if its machine were."""
         self.record({"runner": "lose the Space"})
-
-        def gone() -> bool:
-            for pid in (living := self.living()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return not living
-
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.space, self.folder / f"lost-{time.monotonic_ns()}")
-        until("nothing lives in the Space", gone)
+        until("nothing lives in the Space", lambda: not self.kill_living())
+
+    def kill_living(self) -> list[int]:
+        """SIGKILL to everything that lives in the Space; what it was. What is started meanwhile may be missed."""
+        living = self.living()
+        self.record({"runner": "kill what lives in the Space", "pids": living})
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return living
+
+    def go_on(self) -> None:
+        """SIGCONT to what lives in the Space and is stopped."""
+        for pid in self.living():
+            with contextlib.suppress(OSError):
+                if state_of(pid) == "T":
+                    os.kill(pid, signal.SIGCONT)
 
     # --- the end
 
@@ -224,6 +225,15 @@ class World:
         self._told.close()
         if not keep:
             shutil.rmtree(self.folder)
+
+
+def state_of(pid: int) -> str:
+    """The letter the system gives it; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    return stat.rpartition(b")")[2].split()[0].decode()
 
 
 def _processes() -> Iterator[tuple[int, list[bytes]]]:
