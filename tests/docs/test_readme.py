@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from snippets import PAGES, ROOT, BadPage, Command, Program, follow, matches, read
+
+from perdure.spaces import LocalSpaces
 
 STORIES = [page for page in PAGES if "```" in page.read_text(encoding="utf-8")]
 
@@ -19,8 +23,19 @@ def named(page: Path) -> str:
 
 @pytest.mark.parametrize("page", STORIES, ids=named)
 def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path) -> None:
-    for step in read(page.read_text(encoding="utf-8")):
-        follow(step, tmp_path)
+    try:
+        for step in read(page.read_text(encoding="utf-8")):
+            follow(step, tmp_path)
+    finally:
+        asyncio.run(end_spaces(list(tmp_path.rglob(".perdure"))))
+
+
+async def end_spaces(homes: Iterable[Path]) -> None:
+    """A page may leave daemons, which outlive its programs."""
+    for home in homes:
+        spaces = LocalSpaces(home.parent)
+        for name in await spaces.names():
+            await spaces.delete(name)
 
 
 def test_the_readme_tells_the_whole_story() -> None:
