@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from perdure.testing.campaign import steps, transactional
+from perdure.testing.campaign import stale, steps, transactional
 from perdure.testing.campaign.judge import walk
 from perdure.testing.campaign.nursery import Nursery
 from perdure.testing.campaign.play import Outcome, Play, play, undisturbed
@@ -35,6 +35,10 @@ def transactional_cases(seeds: Sequence[int]) -> list[Case]:
         Case(str(seed), seed % VARIANTS, transactional.attack(seed), together=seed // VARIANTS % 2 == 1)
         for seed in seeds
     ]
+
+
+def stale_cases(seeds: Sequence[int]) -> list[Case]:
+    return [Case(str(seed), seed % VARIANTS, stale.attack(seed)) for seed in seeds]
 
 
 def steps_cases(every: int = 1) -> list[Case]:
@@ -129,3 +133,8 @@ def run_steps(*, only: str | None = None, every: int = 1, jobs: int = 1, echo: C
         return 2
     claims = steps.CLAIMS if only is None and every == 1 else Claims()
     return Campaign(jobs=jobs, echo=echo).run("steps", cases, claims)
+
+
+def run_stale(*, runs: int, seed: int, jobs: int = 1, echo: Callable[[str], None] = print) -> int:
+    cases = stale_cases(range(seed, seed + runs))
+    return Campaign(jobs=jobs, echo=echo).run("stale", cases, stale.claims(runs))

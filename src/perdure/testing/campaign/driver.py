@@ -109,6 +109,7 @@ async def _work(life: Life, watch: Watch) -> None:
         environment=environment,
         on_report=lambda report: _reported(watch, report),
         drain_ms=2_000,
+        takeover=life.takeover,
     ) as harness:
         side = _Side(folder / "recoveries.jsonl", harness)
         await side.write()
