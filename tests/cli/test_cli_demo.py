@@ -7,11 +7,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -91,15 +92,32 @@ def test_everything_it_started_is_ended(lived: tuple[Path, str]) -> None:
     folder, _ = lived
     (found,) = asyncio.run(look(folder / "spaces"))
     assert found.daemon is None
-    commands = [(path / "cmdline").read_bytes() for path in Path("/proc").iterdir() if readable(path / "cmdline")]
-    assert [command for command in commands if os.fsencode(folder) in command] == []
+    assert living(folder) == []
 
 
-def readable(path: Path) -> bool:
-    try:
-        return path.read_bytes() is not None
-    except OSError:
-        return False
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_all_is_ended_with_a_demo_that_is_told_to_end(number: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    command = [sys.executable, "-c", "from perdure.cli import main; main()", "demo", "--plain", "--keep", str(folder)]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert demo.stdout is not None
+    with demo.stdout:
+        assert any("opens the store" in line for line in demo.stdout)
+        demo.send_signal(number)
+        demo.stdout.read()
+    assert demo.wait(60) != 0
+    (found,) = asyncio.run(look(folder / "spaces"))
+    assert found.daemon is None
+    assert living(folder) == []
+
+
+def living(folder: Path) -> list[bytes]:
+    """Command lines of processes that name a folder."""
+    found: list[bytes] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            found.append(path.read_bytes())
+    return [command for command in found if os.fsencode(folder) in command]
 
 
 def test_plain_has_no_colours(lived: tuple[Path, str]) -> None:

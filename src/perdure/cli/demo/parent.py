@@ -207,6 +207,7 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
     seed = secrets.randbelow(10_000) if seed is None else seed
     story = Story(plain=plain)
     story.console.print(f"perdure demo, seed {seed} (repeat it with: perdure demo --seed {seed})", style="bold")
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-")) if keep is None else keep
     try:
         if keep is not None:
@@ -220,8 +221,15 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
         _show_errors(folder, story)
         return 1
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave(number: int, _: object) -> None:
+    """What was started is ended all the same."""
+    raise SystemExit(128 + number)
 
 
 def _live_and_judge(folder: Path, seed: int, story: Story) -> int:
