@@ -1060,6 +1060,7 @@ class Shim:
     def _spawn(self, output: int, cgroup: Cgroup | None) -> int:
         job = self.job
         try:
+            self.resolver.renew()
             with self.resolver.directory(raw_of(job["cwd"], "cwd")) as directory:
                 os.fchdir(directory)
         except Fail as fail:
@@ -1219,6 +1220,16 @@ def kind_of(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "other"
 
 
+def lock_workspace(descriptor: int) -> None:
+    """Raises BlockingIOError if another daemon has it (rule S2)."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass  # a file system without locks: the state directory's has to do
+
+
 class Resolver:
     """Finds paths below one directory, name by name, so that none leads out of it, whoever changes it meanwhile."""
 
@@ -1228,6 +1239,24 @@ class Resolver:
 
     def close(self) -> None:
         os.close(self.root)
+
+    def renew(self, lock: bool = False) -> bool:
+        """Take the directory that the path names now, if it is another one; False: it names none (rule S39).
+
+        ``lock``: take its lock as well. Raises BlockingIOError if another daemon has it.
+        """
+        try:
+            now = os.open(self.prefix, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            if not os.path.samestat(os.fstat(now), os.fstat(self.root)):
+                if lock:
+                    lock_workspace(now)
+                os.dup2(now, self.root, inheritable=False)
+        finally:
+            os.close(now)
+        return True
 
     def _walk(self, path: bytes, follow: bool, opened: list[int]) -> bytes:
         """Open the directories on the way into ``opened``; the last name, or b"." for the last of ``opened``."""
@@ -2864,6 +2893,25 @@ class Daemon:
                 "no_image", "the workspace does not stand at an image of this log: restore or settle first", image=image
             )
 
+    def follow_workspace(self) -> bool:
+        """Work in the directory that the workspace's path names now; whether it is there, and this daemon's."""
+        try:
+            return self.resolver.renew(lock=True)
+        except BlockingIOError:
+            return False
+
+    def find_workspace(self, make: bool) -> None:
+        """The same; ``make``: a new one where there is none (rule S39)."""
+        if self.follow_workspace():
+            return
+        if make:
+            with contextlib.suppress(OSError):
+                os.mkdir(self.resolver.prefix, os.fstat(self.resolver.root).st_mode & 0o7777)
+            if self.follow_workspace():
+                return
+        path = text_of(self.resolver.prefix)
+        raise Fail("workspace_gone", "the workspace is gone, or is no directory of this daemon's", path=path)
+
     def _idle_shim(self) -> ShimHandle:
         idle = [shim for shim in self.shims if shim.current is None and shim.channel is not None and not shim.gone]
         for spare in idle[IDLE_SHIMS:]:
@@ -2942,6 +2990,7 @@ class Daemon:
             raise Fail("conflict", "this key was started as another command")
         if known is None:
             self._may_change((key[1], key[2]))
+            self.find_workspace(make=True)
             if len(self.runs) >= RUNNING:
                 raise Fail("busy", "too many commands run", limit=RUNNING)
             if len(self.ledger.commands) >= LEDGER:
@@ -3309,6 +3358,7 @@ class Daemon:
         args.done()
         if freeze:
             yield from self.freeze()
+        self.find_workspace(make=freeze)
         yield from self.point("scan.frozen")
         survey = yield from self.survey({} if full else self.index.items, largest)
         yield from self.point("scan.walked")
@@ -3506,6 +3556,7 @@ class Daemon:
         restore = self.restore = Restore(self.restores, commit)
         yield from self.point("restore.floor")
         yield from self.kill(lambda command: True, True)
+        self.find_workspace(make=True)
         yield from self.point("restore.killed")
         fence = self.ledger.fence
         assert fence is not None
@@ -3704,6 +3755,7 @@ class Daemon:
             args.number("length", BODY_BYTES, default=BODY_BYTES),
         )
         args.done()
+        self.follow_workspace()
         with self.resolver.regular(path) as descriptor:
             status = os.fstat(descriptor)
             body = os.pread(descriptor, min(length, max(0, status.st_size - offset) or length), offset)
@@ -3714,6 +3766,7 @@ class Daemon:
         path = args.path()
         follow = args.flag("follow", True)
         args.done()
+        self.follow_workspace()
         try:
             with self.resolver.parent(path, follow) as (parent, name):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -3728,6 +3781,7 @@ class Daemon:
         path = args.path()
         out = Bounded(args.number("limit", LIST_ENTRIES, 1, LIST_ENTRIES))
         args.done()
+        self.follow_workspace()
         with self.resolver.directory(path) as descriptor:
             for name, status in list_directory(descriptor):
                 if not out.add(stat_json(name, status), json_size(name) + 120):
@@ -3797,6 +3851,7 @@ class Daemon:
         digests = None if chunks is None else [digest_of(chunk, "chunks") for chunk in chunks]
         yield from self.point("write.admitted")
         self._may_change(place)
+        self.find_workspace(make=True)
         if parents:
             self._make_parents(path)
         with self.resolver.parent(path) as (parent, name):
@@ -3863,6 +3918,7 @@ class Daemon:
         args.done()
         yield from self.point("write.admitted")
         self._may_change(place)
+        self.find_workspace(make=True)
         with self.resolver.parent(path, follow=False) as (parent, name):
             if name == b".":
                 raise Fail("permission_denied", "the workspace itself", path=text_of(path))
@@ -4345,13 +4401,11 @@ def lock_directories(options: Options) -> tuple[int, int]:
         raise Unable(f"{options.state} is in use by {holder_of(options.state, state_fd)}; stop it first", 3)
     workspace = os.open(options.workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(workspace, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_workspace(workspace)
     except BlockingIOError:
         raise Unable(
             f"{options.workspace} is in use by another daemon, {holder_of(options.workspace, None)}; stop it first", 3
         ) from None
-    except OSError:
-        pass  # a file system without locks: the state directory's has to do
     holder = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id(), "since": now_ms()}
     os.ftruncate(lock, 0)
     os.pwrite(lock, compact(holder), 0)

@@ -45,6 +45,7 @@ LostReason: TypeAlias = Literal[
     "not_advanced",  # this client has not advanced, or no longer
     "stale_connection",  # a later advance of the same writer has the Space
     "stale_boot",  # the machine of the Space was restarted
+    "workspace_gone",  # its path names no directory of this Space any more
     "forgotten",  # the Space knows no fence, or an older one: its state was lost
     "void",
     "below_floor",

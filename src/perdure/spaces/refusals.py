@@ -29,7 +29,7 @@ from perdure.spaces.errors import (
     SpaceTooLarge,
 )
 
-LOST_CODES = frozenset({"stale_epoch", "stale_connection", "stale_boot"})
+LOST_CODES = frozenset({"stale_epoch", "stale_connection", "stale_boot", "workspace_gone"})
 """Codes after which this client has the Space no longer."""
 FILE_OPS = frozenset({"read", "stat", "list", "walk", "glob", "grep", "write", "remove"})
 
@@ -86,6 +86,8 @@ def exception(op: str, error: ErrorAnswer, claim: Claim | None, path: str | None
 
 def _stale(op: str, error: ErrorAnswer, claim: Claim | None) -> Exception:
     """Superseded by a newer driver, or only out of step with the daemon: by the fence it names."""
+    if error.code == "workspace_gone":
+        return SpaceConnectionLost("workspace_gone", error.message)
     if error.code == "stale_boot":
         return SpaceConnectionLost("stale_boot", "the machine of the Space was restarted")
     fence = error.fence
