@@ -1375,13 +1375,10 @@ def list_directory(descriptor: int) -> list[tuple[bytes, os.stat_result]]:
     return found
 
 
-def tree(
-    descriptor: int, prefix: bytes, opened: Callable[[bytes, int, bytes], bool] | None = None
-) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
+def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
     """Everything below an open directory, depth first: (path, its directory, its name, its status).
 
-    A directory that cannot be listed comes a second time, with the error in place of its status; one that is beyond
-    the depth and the length of paths with one of BEYOND. ``opened`` is asked first whether it made it readable.
+    A directory that cannot be listed comes a second time, with the error in place of its status.
     """
     stack: list[tuple[int, bytes, Iterator[tuple[bytes, os.stat_result]]]] = []
     stack.append((os.dup(descriptor), prefix, iter(list_directory(descriptor))))
@@ -1395,20 +1392,15 @@ def tree(
                     if len(stack) >= DEPTH:
                         yield path, parent, name, OSError(errno.ELOOP, "too deep")
                         continue
+                    child = -1
                     try:
-                        try:
-                            child, listed = _listed(name, parent)
-                        except PermissionError:
-                            if opened is None or not opened(path, parent, name):
-                                raise
-                            child, listed = _listed(name, parent)
+                        child = os.open(name, _LISTED, dir_fd=parent)
+                        listed = list_directory(child)
                     except OSError as error:
+                        if child >= 0:
+                            os.close(child)
                         if error.errno != errno.ENOENT:
                             yield path, parent, name, error
-                        continue
-                    if any(len(path) + 1 + len(below) > PATH_BYTES for below, _ in listed):
-                        os.close(child)
-                        yield path, parent, name, OSError(errno.ENAMETOOLONG, "too long a path")
                         continue
                     stack.append((child, path + b"/", iter(listed)))
                     break
@@ -1418,18 +1410,6 @@ def tree(
     finally:
         for parent, _, _ in stack:
             os.close(parent)
-
-
-BEYOND = (errno.ELOOP, errno.ENAMETOOLONG)
-
-
-def _listed(name: bytes, parent: int) -> tuple[int, list[tuple[bytes, os.stat_result]]]:
-    descriptor = os.open(name, _LISTED, dir_fd=parent)
-    try:
-        return descriptor, list_directory(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def make_readable(name: bytes, parent: int) -> int | None:
@@ -1728,14 +1708,25 @@ class Survey:
 
     def __init__(self) -> None:
         self.items: dict[bytes, Item] = {}
+        self.fresh: list[bytes] = []
+        """What is not the very item that was known."""
+        self.matched = 0
+        """How many of the known paths are still there, as whatever."""
         self.special: list[Json] = []
         self.too_large: list[Json] = []
         self.unreadable: list[Json] = []
         self.beyond: list[bytes] = []
         """Directories that hold what is too deep or has too long a path, when a restore looks."""
+        self.bytes = 0
         self.hashed = 0
         self.touched = False
         """Something was written since the index: there is something to flush."""
+
+    def add(self, path: bytes, item: Item) -> None:
+        self.items[path] = item
+        self.fresh.append(path)
+        if item.kind == "file":
+            self.bytes += item.size
 
 
 def hash_regular(name: bytes, parent: int, path: bytes) -> Item:
@@ -1805,6 +1796,177 @@ def written_files(pids: Iterable[int]) -> set[tuple[int, int]]:
                     major, _, minor = fields[3].partition(b":")
                     found.add((os.makedev(int(major, 16), int(minor, 16)), int(fields[4])))
     return found
+
+
+class Surveying:
+    """A walk through the workspace that hashes what may differ from what is known (rules S28, S29, S32).
+
+    Each directory is looked at with all above it open, so that nothing leads out. ``written``: (device, inode) of what
+    may change at any time. ``opening``, for a restore, which sets all modes afterwards: what its owner may not read is
+    made readable first.
+    """
+
+    def __init__(
+        self, loop: Loop, known: dict[bytes, Item], largest: int, written: set[tuple[int, int]], opening: bool
+    ) -> None:
+        self.loop = loop
+        self.known = known
+        self.largest = largest
+        self.written = written
+        self.opening = opening
+        self.found = Survey()
+        self.until = time.monotonic() + SLICE_S
+
+    def run(self, root: int) -> Quiet:
+        opened: list[tuple[int, bytes, list[bytes]]] = []
+        try:
+            top = os.dup(root)
+            opened.append((top, b"", []))
+            opened[0][2].extend((yield from self._list(top, b"")))
+            while opened:
+                parent, prefix, below = opened[-1]
+                if not below:
+                    os.close(parent)
+                    opened.pop()
+                    continue
+                name = below.pop()
+                path = prefix + name
+                try:
+                    if len(opened) >= DEPTH:
+                        raise OSError(errno.ELOOP, "too deep")
+                    try:
+                        child, inside = yield from self._enter(parent, name, path)
+                    except PermissionError:
+                        mode = make_readable(name, parent) if self.opening else None
+                        if mode is None:
+                            raise
+                        self.found.add(path, Item("directory", mode))
+                        child, inside = yield from self._enter(parent, name, path)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    if self.opening and error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                        del self.found.items[path]
+                        self.found.beyond.append(path)
+                    else:
+                        self._unreadable(path, error)
+                    continue
+                opened.append((child, path + b"/", inside))
+        finally:
+            for descriptor, _, _ in opened:
+                os.close(descriptor)
+
+    def _enter(self, parent: int, name: bytes, path: bytes) -> Generator[Wait | None, None, tuple[int, list[bytes]]]:
+        child = os.open(name, _LISTED, dir_fd=parent)
+        try:
+            return child, (yield from self._list(child, path + b"/"))
+        except BaseException:
+            os.close(child)
+            raise
+
+    def _list(self, descriptor: int, prefix: bytes) -> Generator[Wait | None, None, list[bytes]]:
+        """Look at all that a directory holds; the names of the directories in it. What takes most of a scan's time."""
+        if len(prefix) + 255 > PATH_BYTES and any(
+            len(prefix) + len(os.fsencode(name)) > PATH_BYTES for name in os.listdir(descriptor)
+        ):
+            raise OSError(errno.ENAMETOOLONG, "too long a path")
+        known, found, written = self.known.get, self.found, self.written
+        items = found.items
+        matched = size = 0
+        below: list[bytes] = []
+        with os.scandir(descriptor) as entries:
+            for number, entry in enumerate(entries):
+                if not number & 127 and time.monotonic() > self.until:
+                    if len(items) > IMAGE_ENTRIES:
+                        raise Fail("too_large", "the workspace has too many entries", limit=IMAGE_ENTRIES)
+                    yield None
+                    self.until = time.monotonic() + SLICE_S
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                name = entry.name.encode("utf-8", "surrogateescape")
+                path = prefix + name
+                old = known(path)
+                mode = status.st_mode
+                kind = mode & 0o170000
+                if old is not None:
+                    matched += 1
+                    if (
+                        kind == stat.S_IFREG  # and as Item.looks_like, without the call
+                        and old.ctime == status.st_ctime_ns
+                        and old.mtime == status.st_mtime_ns
+                        and old.inode == status.st_ino
+                        and old.size == status.st_size
+                        and old.mode == mode & 0o7777
+                        and not old.racy
+                        and old.kind == "file"
+                        and not (written and (status.st_dev, status.st_ino) in written)
+                    ):
+                        items[path] = old
+                        size += old.size
+                        continue
+                if kind == stat.S_IFDIR:
+                    below.append(name)
+                    if old is not None and old.kind == "directory" and old.mode == mode & 0o7777:
+                        items[path] = old
+                    else:
+                        found.add(path, Item("directory", mode & 0o7777))
+                elif kind == stat.S_IFLNK:
+                    self._link(descriptor, name, path, status, old)
+                elif kind != stat.S_IFREG:
+                    found.special.append({"path": text_of(path), "kind": "special"})
+                elif status.st_size > self.largest:
+                    found.too_large.append({"path": text_of(path), "size": status.st_size})
+                else:
+                    yield from self._file(descriptor, name, path, status, old)
+        found.matched += matched
+        found.bytes += size
+        return below
+
+    def _link(self, parent: int, name: bytes, path: bytes, status: os.stat_result, old: Item | None) -> None:
+        if old is not None and old.kind == "symlink" and old.looks_like(status):
+            self.found.items[path] = old
+            return
+        try:
+            item = Item("symlink", 0o777, status.st_size, target=os.readlink(name, dir_fd=parent))
+        except OSError:
+            self.found.matched -= old is not None
+            return
+        item.seen(status, racy=status.st_ctime_ns >= time.time_ns() - RACY_NS)
+        self.found.touched = self.found.touched or old is None or old.ctime != item.ctime
+        self.found.add(path, item)
+
+    def _file(self, parent: int, name: bytes, path: bytes, status: os.stat_result, old: Item | None) -> Quiet:
+        try:
+            try:
+                item = yield from self._hashed(parent, name, path, status.st_size)
+            except PermissionError:
+                if not self.opening or make_readable(name, parent) is None:
+                    raise
+                item = yield from self._hashed(parent, name, path, status.st_size)
+        except FileNotFoundError:
+            self.found.matched -= old is not None
+            return
+        except OSError as error:
+            self._unreadable(path, error)
+            return
+        found = self.found
+        found.hashed += item.size
+        item.racy = item.racy or (status.st_dev, status.st_ino) in self.written
+        found.touched = found.touched or old is None or not old.same(item) or old.ctime != item.ctime
+        found.add(path, item)
+        if item.size > CHUNK // 4 or time.monotonic() > self.until:
+            yield None
+            self.until = time.monotonic() + SLICE_S
+
+    def _hashed(self, parent: int, name: bytes, path: bytes, size: int) -> Generator[Wait | None, None, Item]:
+        if size <= 2 * CHUNK:
+            return hash_regular(name, parent, path)
+        return (yield from self.loop.offload(lambda: hash_regular(name, parent, path)))
+
+    def _unreadable(self, path: bytes, error: OSError) -> None:
+        self.found.unreadable.append({"path": text_of(path), "errno": errno.errorcode.get(error.errno or 0, "")})
 
 
 class Index:
@@ -2393,9 +2555,18 @@ class ShimHandle:
 class Scan:
     """The newest scan, kept for its pages and for settle."""
 
-    def __init__(self, number: int, survey: Survey, changes: list[tuple[bytes, str]], based: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        survey: Survey,
+        known: dict[bytes, Item],
+        changes: list[tuple[bytes, str]],
+        based: bool,
+    ) -> None:
         self.number = number
         self.survey = survey
+        self.known = known
+        """What the survey knew: the index's items, as long as it stands there."""
         self.changes = changes
         self.based = based
         self.inline: dict[bytes, tuple[int, int]] = {}
@@ -2427,6 +2598,8 @@ class Restore:
         self.known = False
         self.given = False
         self.survey: Survey | None = None
+        self.differing: list[bytes] = []
+        """Where the workspace is not what it shall be, by path."""
         self.missing: list[str] = []
         self.displaced: list[bytes] = []
 
@@ -3252,103 +3425,14 @@ class Daemon:
     def survey(
         self, known: dict[bytes, Item], largest: int, opening: bool = False
     ) -> Generator[Wait | None, None, Survey]:
-        """Walk the workspace and hash what may differ from what is known (rules S28, S29, S32).
-
-        ``opening``, for a restore, which sets all modes afterwards: what its owner may not read is made readable.
-        """
-        found = Survey()
-
-        def opened(path: bytes, parent: int, name: bytes) -> bool:
-            mode = make_readable(name, parent)
-            if mode is None:
-                return False
-            found.items[path] = Item("directory", mode)
-            return True
-
-        written: set[tuple[int, int]] = set()
         living = self.living()
-        if living:
-            written = written_files(pid for _, pid in living)
-        until = time.monotonic() + SLICE_S
-        seen = 0
+        written = written_files(pid for _, pid in living) if living else set[tuple[int, int]]()
+        surveying = Surveying(self.loop, known, largest, written, opening)
         try:
-            for path, parent, name, status in tree(self.resolver.root, b"", opened if opening else None):
-                seen += 1
-                if seen % 64 == 0 and time.monotonic() > until:
-                    yield None
-                    until = time.monotonic() + SLICE_S
-                if isinstance(status, OSError):
-                    if opening and status.errno in BEYOND:
-                        del found.items[path]
-                        found.beyond.append(path)
-                        continue
-                    found.unreadable.append(
-                        {"path": text_of(path), "errno": errno.errorcode.get(status.errno or 0, "")}
-                    )
-                    continue
-                if len(found.items) >= IMAGE_ENTRIES:
-                    raise Fail("too_large", "the workspace has too many entries", limit=IMAGE_ENTRIES)
-                old = known.get(path)
-                kind = kind_of(status.st_mode)
-                if kind == "directory":
-                    if old is not None and old.kind == kind and old.mode == status.st_mode & 0o7777:
-                        found.items[path] = old
-                        continue
-                    item = Item(kind, status.st_mode & 0o7777)
-                    item.inode = status.st_ino
-                elif kind == "symlink":
-                    if old is not None and old.kind == "symlink" and old.looks_like(status):
-                        found.items[path] = old
-                        continue
-                    try:
-                        item = Item(kind, 0o777, status.st_size, target=os.readlink(name, dir_fd=parent))
-                    except OSError:
-                        continue
-                    item.seen(status, racy=status.st_ctime_ns >= time.time_ns() - RACY_NS)
-                    found.touched = found.touched or old is None or old.ctime != item.ctime
-                elif kind != "file":
-                    found.special.append({"path": text_of(path), "kind": "special"})
-                    continue
-                elif (
-                    old is not None
-                    and old.kind == "file"
-                    and old.looks_like(status)
-                    and (status.st_dev, status.st_ino) not in written
-                ):
-                    found.items[path] = old
-                    continue
-                elif status.st_size > largest:
-                    found.too_large.append({"path": text_of(path), "size": status.st_size})
-                    continue
-                else:
-                    try:
-                        try:
-                            item = yield from self._hashed(path, parent, name, status.st_size)
-                        except PermissionError:
-                            if not opening or make_readable(name, parent) is None:
-                                raise
-                            item = yield from self._hashed(path, parent, name, status.st_size)
-                    except FileNotFoundError:
-                        continue
-                    except OSError as error:
-                        found.unreadable.append(
-                            {"path": text_of(path), "errno": errno.errorcode.get(error.errno or 0, "")}
-                        )
-                        continue
-                    found.hashed += item.size
-                    item.racy = item.racy or (status.st_dev, status.st_ino) in written
-                    found.touched = found.touched or old is None or not old.same(item) or old.ctime != item.ctime
-                    if item.size > CHUNK // 4:
-                        seen = 63
-                found.items[path] = item
+            yield from surveying.run(self.resolver.root)
         except OSError as error:
             raise fail_of(error) from None
-        return found
-
-    def _hashed(self, path: bytes, parent: int, name: bytes, size: int) -> Generator[Wait | None, None, Item]:
-        if size <= 2 * CHUNK:
-            return hash_regular(name, parent, path)
-        return (yield from self.loop.offload(lambda: hash_regular(name, parent, path)))
+        return surveying.found
 
     def op_scan(self, _task: Task, args: Args) -> Steps:
         freeze, sync, full = args.flag("freeze"), args.flag("sync"), args.flag("full")
@@ -3360,28 +3444,29 @@ class Daemon:
             yield from self.freeze()
         self.find_workspace(make=freeze)
         yield from self.point("scan.frozen")
-        survey = yield from self.survey({} if full else self.index.items, largest)
+        known: dict[bytes, Item] = {} if full else self.index.items
+        survey = yield from self.survey(known, largest)
         yield from self.point("scan.walked")
         image = self.ledger.image
         label = self.index.label
         based = not full and image is not None and label == (image["log"], image["commit"])
         base = self.index.items if based else {}
         changes: list[tuple[bytes, str]] = []
-        for path, item in survey.items.items():
-            old = base.get(path)
+        for path in sorted(survey.fresh if base is known else survey.items):
+            old, item = base.get(path), survey.items[path]
             if old is None:
                 changes.append((path, "added"))
             elif old is not item and not old.same(item):
                 changes.append((path, "changed"))
         skipped = {raw_of(named["path"], "path") for named in [*survey.too_large, *survey.special, *survey.unreadable]}
-        if len(survey.items) != len(base) or changes:
+        if base is not known or survey.matched != len(base):
             changes += [(path, "removed") for path in base if path not in survey.items and path not in skipped]
         written = survey.touched or bool(changes)
         if sync and written:
             yield from self._flush_workspace()
         yield from self.point("scan.synced")
         self.scans += 1
-        scan = self.scan = Scan(self.scans, survey, changes, based)
+        scan = self.scan = Scan(self.scans, survey, known, changes, based)
         scan.flushed = sync or not written
         body = self._inline(scan, inline)
         shown, following = scan.page(0, page)
@@ -3407,7 +3492,7 @@ class Daemon:
             ],
             "image": image,
             "entries": len(survey.items),
-            "bytes": sum(item.size for item in survey.items.values() if item.kind == "file"),
+            "bytes": survey.bytes,
         }, body
 
     def _inline(self, scan: Scan, most: int) -> bytes:
@@ -3515,24 +3600,16 @@ class Daemon:
             label = (fence["log"], commit)
             if scan is None:
                 self.index.stand(None, self.index.items, [])
-            elif scan.based or self.index.label is None:
-                self._index_scan(label, scan)
             else:
-                self.index.stand(label, scan.survey.items, None)
+                self._index_scan(label, scan)
         yield from self.point("settle.synced")
         if thaw:
             self.thaw()
         return self._stand(), b""
 
     def _index_scan(self, label: tuple[str, int], scan: Scan) -> None:
-        if not scan.based:
-            self.index.stand(label, scan.survey.items, None)
-            return
-        old = self.index.items
-        fresh = [
-            path for path, item in scan.survey.items.items() if old.get(path) is not item and item.kind != "directory"
-        ]
-        self.index.stand(label, scan.survey.items, {*fresh, *(path for path, _ in scan.changes)})
+        changed = {*scan.survey.fresh, *(path for path, _ in scan.changes)}
+        self.index.stand(label, scan.survey.items, changed if self.index.items is scan.known else None)
 
     # --- restore
 
@@ -3609,11 +3686,43 @@ class Daemon:
         }, b""
 
     def _plan(self, restore: Restore) -> Quiet:
-        if not restore.given:
-            if not restore.known:
-                raise Fail("bad_request", "send the image first: the index does not stand at it")
-            restore.target = dict(self.index.items)
+        known = self.index.items
+        if restore.given:
+            self._add_parents(restore.target)
+        elif restore.known:
+            restore.target = known
+        else:
+            raise Fail("bad_request", "send the image first: the index does not stand at it")
+        survey = yield from self.survey(known, 1 << 62, opening=True)
+        if survey.unreadable:
+            raise Fail("permission_denied", "a path of the workspace cannot be read", **survey.unreadable[0])
         target = restore.target
+        looked = {*survey.beyond, *(raw_of(named["path"], "path") for named in survey.special)}
+        if target is not known:
+            looked.update(target, survey.items)
+        else:
+            looked.update(survey.fresh)
+            if survey.matched != len(known):
+                looked.update(path for path in known if path not in survey.items)
+        restore.differing = []
+        needed: dict[str, None] = {}
+        displaced: list[bytes] = []
+        for path in sorted(looked):
+            now, wanted = survey.items.get(path), target.get(path)
+            if now is None and wanted is None:
+                continue
+            if now is not None and wanted is not None and (now is wanted or now.same(wanted)):
+                continue
+            restore.differing.append(path)
+            same = now is not None and wanted is not None and now.kind == wanted.kind and now.sha == wanted.sha
+            if wanted is not None and wanted.kind == "file" and not same:
+                needed.update(dict.fromkeys(wanted.parts()))
+            if now is not None and now.kind == "file" and not same:
+                displaced.append(path)
+        restore.survey, restore.displaced = survey, displaced
+        restore.missing = [digest for digest in needed if digest not in self.staged]
+
+    def _add_parents(self, target: dict[bytes, Item]) -> None:
         for path in list(target):
             while b"/" in path:
                 path = path.rpartition(b"/")[0]
@@ -3621,21 +3730,8 @@ class Daemon:
                     target[path] = Item("directory", 0o755)
                 elif target[path].kind != "directory":
                     raise Fail("bad_request", "an entry lies below one that is no directory", path=text_of(path))
-        survey = yield from self.survey(self.index.items, 1 << 62, opening=True)
-        if survey.unreadable:
-            raise Fail("permission_denied", "a path of the workspace cannot be read", **survey.unreadable[0])
-        needed: dict[str, None] = {}
-        displaced: list[bytes] = []
-        for path, item in target.items():
-            now = survey.items.get(path)
-            if item.kind == "file" and (now is None or now.kind != "file" or now.sha != item.sha):
-                needed.update(dict.fromkeys(item.parts()))
-        for path, now in survey.items.items():
-            wanted = target.get(path)
-            if now.kind == "file" and (wanted is None or wanted.kind != "file" or wanted.sha != now.sha):
-                displaced.append(path)
-        restore.survey, restore.displaced = survey, displaced
-        restore.missing = [digest for digest in needed if digest not in self.staged]
+                else:
+                    break
 
     def op_missing(self, _task: Task, args: Args) -> Steps:
         digests = [digest_of(digest, "digests") for digest in args.items("digests", ITEMS)]
@@ -3712,25 +3808,28 @@ class Daemon:
         elif preserve == "listed":
             keep = {raw_of(path, "path") for path in json_array(args.body)} & set(restore.displaced)
         mover = Mover(self, restore, survey, keep, most, name)
+        step = restore.target is self.index.items
         try:
             yield from mover.stage()
             yield from self.point("restore.staged")
             yield from mover.swap()
             yield from self.point("restore.swapped")
             yield from self._flush_workspace()
+            items, changed = mover.result()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Fail("changed", "something was removed since the plan; plan anew") from None
         except OSError as error:
             raise fail_of(error) from None
         finally:
             mover.clean()
         fence = self.ledger.fence
         assert fence is not None
-        items = mover.result()
         with self.journal.locked():
             self.journal.make_room()
             image = {"log": fence["log"], "commit": restore.commit, "boot": self.boot}
             self.journal.append([{"t": "image", "image": image}])
         self.restore = None
-        self.index.stand((fence["log"], restore.commit), items, None)
+        self.index.stand((fence["log"], restore.commit), items, changed if step else None)
         for digest in list(self.staged):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"staging/{digest}", dir_fd=self.state_fd)
@@ -3955,10 +4054,12 @@ class Mover:
         self.keep = keep
         self.most = most
         self.name = name or f"{now_ms()}-{secrets.token_hex(4)}"
+        self.differing = restore.differing
         self.writes = [
             path
-            for path, item in self.target.items()
-            if item.kind == "file"
+            for path in restore.differing
+            if (item := self.target.get(path)) is not None
+            and item.kind == "file"
             and ((now := survey.items.get(path)) is None or now.kind != "file" or now.sha != item.sha)
         ]
         self.staged: dict[bytes, str] = {}
@@ -4034,13 +4135,19 @@ class Mover:
         for path in self.survey.beyond:
             yield from self._before(path)
             self._move_whole(path)
-        gone = [path for path, item in now.items() if path not in target or target[path].kind != item.kind]
+        gone = [
+            path
+            for path in self.differing
+            if path in now and (path not in target or target[path].kind != now[path].kind)
+        ]
         gone += specials
         for path in sorted(gone, reverse=True):  # what lies below comes first
             yield from self._before(path)
             self._remove(path)
-        for path in sorted(target):
-            item = target[path]
+        for path in self.differing:
+            item = target.get(path)
+            if item is None:
+                continue
             old = now.get(path)
             there = old is not None and old.kind == item.kind
             if item.kind == "directory":
@@ -4243,19 +4350,25 @@ class Mover:
             os.close(source)
         os.unlink(staged, dir_fd=self.daemon.state_fd)
 
-    def result(self) -> dict[bytes, Item]:
-        """The image with the status it has now. It must be there exactly: what is not ours is noticed here."""
+    def _status(self, path: bytes) -> os.stat_result:
+        try:
+            with self.daemon.resolver.parent(path, follow=False) as (parent, name):
+                return os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except Fail as fail:
+            raise Fail("changed", fail.message, path=text_of(path)) from None
+
+    def result(self) -> tuple[dict[bytes, Item], set[bytes]]:
+        """The image with the status it has now, and the paths it had another one of. What was changed must be there
+        exactly. What somebody else changes elsewhere meanwhile, the next scan tells from the status it had."""
         self._leave()
-        out: dict[bytes, Item] = {}
-        for path, _, _, status in tree(self.daemon.resolver.root, b""):
-            if isinstance(status, OSError):
-                raise fail_of(status, path)
+        items = dict(self.survey.items)
+        for path in {*self.differing, *self.touched}:
             item = self.target.get(path)
-            if (
-                item is None
-                or kind_of(status.st_mode) != item.kind
-                or (item.kind == "file" and status.st_size != item.size)
-            ):
+            if item is None:
+                items.pop(path, None)
+                continue
+            status = self._status(path)
+            if kind_of(status.st_mode) != item.kind or (item.kind == "file" and status.st_size != item.size):
                 raise Fail("changed", "the workspace is not the image; plan anew", path=text_of(path))
             made = Item(item.kind, item.mode, item.size, item.sha, item.target)
             made.chunks = item.chunks
@@ -4264,11 +4377,11 @@ class Mover:
             made.seen(status, racy=racy and item.kind == "file")
             if item.kind == "symlink":
                 made.size = status.st_size
-            out[path] = made
-        if len(out) != len(self.target):
-            path = next(path for path in self.target if path not in out)
+            items[path] = made
+        if len(items) != len(self.target):
+            path = next(iter(items.keys() ^ self.target.keys()))
             raise Fail("changed", "the workspace is not the image; plan anew", path=text_of(path))
-        return out
+        return items, {*self.survey.fresh, *self.differing, *self.touched}
 
 
 Op = Callable[[Daemon, Task, Args], Steps]
