@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from typer.testing import CliRunner, Result
 from perdure import Harness, SqliteStorage, coding_tools
 from perdure.cli.app import app
 from perdure.kernel.reports import Report
-from perdure.spaces import LocalSpaces, durable_space
+from perdure.spaces import LocalSpaces, compare, durable_space
 from perdure.testing.model import Call, ScriptedModel, call, say
 
 NAME = b"caf\xe9"
@@ -279,7 +280,7 @@ def test_every_difference_is_told_and_nothing_is_changed_s165(made: Place, tmp_p
         "~ src/deep/text  (content)\n"
         "  --- a/src/deep/text\n  +++ b/src/deep/text\n  @@ -1,2 +1,2 @@\n   one\n  -two\n  +two, changed\n"
         "! pipe: a special file, which no image can hold\n"
-        f"9 differences between image 2 of the Space one and {work}\n"
+        f"9 differences between image 2 of the Space one and {work}, as far as it can be read\n"
     )
     report = json.loads(made.said("diff", made.store, work, "--json"))
     by_path = {str(each["path"]): each for each in report["differences"]}
@@ -289,17 +290,34 @@ def test_every_difference_is_told_and_nothing_is_changed_s165(made: Place, tmp_p
     assert report["unfit"] == [{"path": "pipe", "reason": "a special file, which no image can hold"}]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_cannot_be_read_is_told_and_not_called_removed_s165(made: Place, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_told_and_not_called_removed_s165(
+    made: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = tmp_path / "work"
     shutil.copytree(made.workspace(), work, symlinks=True)
-    os.chmod(work / "src", 0)
-    try:
-        told = made.said("diff", made.store, work)
-    finally:
-        os.chmod(work / "src", 0o755)
-    assert "! src: it cannot be read: Permission denied (EACCES)" in told
-    assert "- src/deep" not in told
+    closed = {os.fsencode(work / "src"), os.fsencode(work / "run.py")}
+    scandir, open_file = os.scandir, os.open
+
+    def refuse(path: object) -> None:
+        if path in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    def scan(path: bytes) -> object:  # root may read everything
+        refuse(path)
+        return scandir(path)
+
+    def read(path: bytes, *words: int, **more: int) -> int:
+        refuse(path)
+        return open_file(path, *words, **more)
+
+    monkeypatch.setattr(compare.os, "scandir", scan)
+    monkeypatch.setattr(compare.os, "open", read)
+    told = made.said("diff", made.store, work)
+    assert told == (
+        "! run.py: it cannot be read: Permission denied (EACCES)\n"
+        "! src: it cannot be read: Permission denied (EACCES)\n"
+        f"{work} is image 2 of the Space one, as far as it can be read\n"
+    )
 
 
 def test_a_store_that_is_open_elsewhere_is_compared_all_the_same_s164(place: Place) -> None:

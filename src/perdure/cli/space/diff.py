@@ -186,6 +186,8 @@ def render(found: Found, *, as_json: bool, colours: Colours) -> None:
     against = f"image {space.state.image} of the Space {printable(space.name)}"
     where = printable(found.workspace)
     told = f"{counted(count, 'difference')} between {against} and {where}" if count else f"{where} is {against}"
+    if comparison.unfit:
+        told += ", as far as it can be read"
     secrets = Secrets()
     for each in [*lines, line(told, "bold")]:
         typer.echo(secrets.hide(rendered(each, colours)), color=True)
