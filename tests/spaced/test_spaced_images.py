@@ -493,3 +493,94 @@ def test_a_workspace_on_another_file_system_is_restored_all_the_same(
     assert (other / "d" / "big").stat().st_mode & 0o7777 == 0o640
     assert whole_scan(driver) == []
     assert sorted(path.name for path in other.iterdir()) == ["d", "mine"]
+
+
+def test_many_chunks_are_put_at_once_and_each_is_what_its_size_says(space: Space, driver: Driver) -> None:
+    """Rules S7, S30."""
+    body = b"one" + b"two" + b"one" + b""
+    assert driver.ask("put", body, sizes=[3, 3, 3, 0])["digests"] == [sha(b"one"), sha(b"two"), sha(b"one"), sha(b"")]
+    for sizes in ([3, 3], [9, 1], [-1, 10], [CHUNK + 1], ["3"]):
+        with pytest.raises(Refused) as caught:
+            driver.ask("put", body, sizes=sizes)
+        assert caught.value.code in ("bad_request", "too_large")
+    assert driver.ask("missing", digests=[sha(b"one"), sha(b"two")])["missing"] == []
+
+
+def test_a_chunk_of_one_file_moves_and_one_of_several_is_copied(space: Space, driver: Driver) -> None:
+    """Rule S34: whichever way, and after a restore that was refused half way."""
+    image = [file_entry("a", b"one"), file_entry("b", b"two"), file_entry("c", b"two"), file_entry("d/e", b"three")]
+    begun = driver.ask("restore_begin", commit=2)
+    driver.ask("restore_image", json.dumps(image).encode(), restore=begun["restore"])
+    driver.ask("restore_plan", restore=begun["restore"])
+    driver.ask("put", b"onetwothree", sizes=[3, 3, 5])
+    (space.workspace / "c").write_text("somebody else's")
+    with pytest.raises(Refused) as caught:
+        driver.ask("restore_apply", restore=begun["restore"], preserve="none")
+    assert caught.value.code == "changed"
+    plan = driver.ask("restore_plan", restore=begun["restore"])
+    contents = {sha(content): content for content in (b"one", b"two", b"three")}
+    for digest in plan["missing"]:
+        driver.ask("put", contents[digest])
+    driver.ask("restore_apply", restore=begun["restore"], preserve="all")
+    assert space.files() == {"a": b"one", "b": b"two", "c": b"two", "d/e": b"three"}
+    assert list((space.state / "staging").iterdir()) == []
+    assert whole_scan(driver) == []
+
+
+@pytest.mark.parametrize("how", ["edited", "added", "removed", "mode"])
+def test_what_others_change_elsewhere_while_it_is_restored_is_seen_by_the_next_scan(
+    space: Space, driver: Driver, how: str
+) -> None:
+    """Rules S28, S35: a restore looks once, and leaves alone what it has no business with."""
+    for name in ("a", "b", "c"):
+        (space.workspace / name).write_text(name)
+    time.sleep(0.2)
+    scan = driver.ask("scan", sync=True)
+    driver.ask("settle", commit=2, scan=scan["scan"])
+    (space.workspace / "a").write_text("x")
+    begun = driver.ask("restore_begin", commit=2)
+    assert begun["known"]
+    driver.ask("restore_plan", restore=begun["restore"])
+    driver.ask("put", b"a")
+    other = space.workspace / "b"
+    if how == "edited":
+        other.write_text("y")
+    elif how == "added":
+        (space.workspace / "new").write_text("new")
+    elif how == "removed":
+        other.unlink()
+    else:
+        other.chmod(0o600)
+    driver.ask("restore_apply", restore=begun["restore"], preserve="none")
+    assert (space.workspace / "a").read_text() == "a"
+    seen = [(change["path"], change["change"]) for change in whole_scan(driver)]
+    expected = {"added": ("new", "added"), "removed": ("b", "removed")}.get(how, ("b", "changed"))
+    assert seen == [expected]
+    space.kill()
+    space.up()
+    again = space.driver(2)
+    again.advance()
+    assert [(change["path"], change["change"]) for change in whole_scan(again)] == [expected]
+
+
+def test_what_is_too_deep_is_named_and_a_restore_moves_it_aside_whole(space: Space, driver: Driver) -> None:
+    """Rules S32, S35."""
+    (space.workspace / "a").write_text("a")
+    scan = driver.ask("scan", sync=True)
+    driver.ask("settle", commit=2, scan=scan["scan"])
+    at = os.open(space.workspace, os.O_RDONLY)
+    for _ in range(spaced.DEPTH + 5):
+        os.mkdir("d", dir_fd=at)
+        at, above = os.open("d", os.O_RDONLY, dir_fd=at), at
+        os.close(above)
+    os.close(os.open("precious", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=at))
+    os.close(at)
+    found = driver.ask("scan")
+    assert [item["errno"] for item in found["unreadable"]] == ["ELOOP"]
+    begun = driver.ask("restore_begin", commit=2)
+    driver.ask("restore_plan", restore=begun["restore"])
+    done = driver.ask("restore_apply", restore=begun["restore"], preserve="all")
+    assert space.files() == {"a": b"a"}
+    assert os.listdir(space.workspace) == ["a"]
+    assert done["preserved"] == 1
+    assert [path.name for path in Path(done["recovery"]).rglob("precious")] == ["precious"]
