@@ -85,8 +85,8 @@ async def bash(
 ) -> ToolResult:
     """Run a bash command in the working directory and show its output (stdout and stderr together).
 
-    The last 2000 lines or 50 KiB are shown; of a longer output all is kept in a file that is named. Nothing the
-    command started goes on after it has ended: to use a server, start and use it in one command.
+    The last 2000 lines or 50 KiB are shown; of a longer output all is kept in a file that is named. Do not count on
+    what the command leaves running: to use a server, start and use it in one command.
 
     Args:
         command: The command line.
