@@ -82,7 +82,7 @@ def test_any_other_call_is_undone_whatever_ran_s157(command: CommandState) -> No
 
 
 def test_only_what_is_the_attempts_own_is_kept_s158() -> None:
-    """Whatever the Space says: under its attempt a call goes on at its own image only, above the floor, if adoptable."""
+    """Under its attempt a call goes on at its own image only, above the floor, and only if it is adoptable."""
     for generation, boot, record, floor, command, adoptable in itertools.product(
         (3, 4),
         ("b1", "b2"),
