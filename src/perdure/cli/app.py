@@ -34,6 +34,9 @@ class CrashMode(StrEnum):
     """What a crash campaign attacks."""
 
     simulation = "simulation"
+    steps = "steps"
+    transactional = "transactional"
+    stale = "stale"
 
 
 app.add_typer(space, name="space")
@@ -263,27 +266,50 @@ def inspect(
 
 @app.command()
 def crash(
-    mode: Annotated[CrashMode, typer.Option(help="What to attack.")] = CrashMode.simulation,
-    runs: Annotated[int, typer.Option(min=1, help="How many runs to draw.")] = 25,
+    mode: Annotated[
+        CrashMode,
+        typer.Option(
+            help="What to attack. simulation: every commit, in one process with virtual time. The others kill real "
+            "processes of an agent that works in a Space: steps, at each step of a call and of its recovery; "
+            "transactional, at random; stale freezes and replaces them."
+        ),
+    ] = CrashMode.simulation,
+    runs: Annotated[int, typer.Option(min=1, help="How many runs to draw. steps has its own.")] = 25,
     seed: Annotated[int, typer.Option(help="The first run's seed; each further run takes the next.")] = 1,
-    scenario: Annotated[str | None, typer.Option(help="Only this scenario.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs at a time, of real processes.")] = 1,
+    only: Annotated[str | None, typer.Option(help="steps: those with this in their name, as failing runs say.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="steps: only every n-th of them.")] = 1,
+    scenario: Annotated[str | None, typer.Option(help="simulation: only this scenario.")] = None,
     kill: Annotated[
         str | None,
         typer.Option(
             metavar="FAULT,...",
-            help="Repeat one run: one fault for each life, as a failing run prints them. "
+            help="simulation: repeat one run: one fault for each life, as a failing run prints them. "
             "3 or after:3 kills after the third commit.",
         ),
     ] = None,
     order_seed: Annotated[
-        int | None, typer.Option(help="Repeat one run: its order of tasks, as a failing run prints it.")
+        int | None, typer.Option(help="simulation: repeat one run: its order of tasks, as a failing run prints it.")
     ] = None,
 ) -> None:
     """Crash the package on purpose and compare what comes back with what was never interrupted."""
-    from perdure.testing.crash import run_simulation
+    simulates = mode is CrashMode.simulation
+    if not simulates and (scenario, kill, order_seed) != (None, None, None):
+        raise typer.BadParameter("--scenario, --kill and --order-seed are of the mode simulation")
+    if mode is not CrashMode.steps and (only, every) != (None, 1):
+        raise typer.BadParameter("--only and --every are of the mode steps")
+    if simulates and jobs != 1:
+        raise typer.BadParameter("--jobs is of the modes that run real processes")
+    if simulates:
+        from perdure.testing.crash import run_simulation
 
-    assert mode is CrashMode.simulation, "the only mode so far"
-    faults = None if kill is None else kill.split(",")
-    raise typer.Exit(
-        run_simulation(runs=runs, seed=seed, scenario=scenario, kill=faults, order_seed=order_seed, echo=typer.echo)
-    )
+        faults = None if kill is None else kill.split(",")
+        raise typer.Exit(
+            run_simulation(runs=runs, seed=seed, scenario=scenario, kill=faults, order_seed=order_seed, echo=typer.echo)
+        )
+    from perdure.testing.campaign import campaign
+
+    if mode is CrashMode.steps:
+        raise typer.Exit(campaign.run_steps(only=only, every=every, jobs=jobs, echo=typer.echo))
+    run = campaign.run_transactional if mode is CrashMode.transactional else campaign.run_stale
+    raise typer.Exit(run(runs=runs, seed=seed, jobs=jobs, echo=typer.echo))

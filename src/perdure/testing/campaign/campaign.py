@@ -104,7 +104,13 @@ class Campaign:
             if script not in self._references:
                 trees: list[Tree] = []
 
-                outcome = play(nursery, script, undisturbed, after=lambda world: trees.append(walk(world.workspace)))
+                outcome = play(
+                    nursery,
+                    script,
+                    undisturbed,
+                    parent=self._parent,
+                    after=lambda world: trees.append(walk(world.workspace)),
+                )
                 self._references[script] = "; ".join(outcome.wrong) or trees[0]
             found = self._references[script]
         if isinstance(found, str):

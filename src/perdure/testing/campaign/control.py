@@ -25,12 +25,12 @@ class Control:
         folder = os.open(space, os.O_PATH | os.O_CLOEXEC)
         try:  # A path through a descriptor fits an address, however long the folder's is.
             self._socket.connect(f"/proc/self/fd/{folder}/socket")
+            self._ask("hello", token=(space / "token").read_text().strip(), protocol=1)
         except BaseException:
             self._socket.close()
             raise
         finally:
             os.close(folder)
-        self._ask("hello", token=(space / "token").read_text().strip(), protocol=1)
 
     def __enter__(self) -> Control:
         return self

@@ -183,7 +183,7 @@ def play(
         played.finish()
         wrong.extend(played.wrong(reference))
         after(world)
-    except Stuck as error:
+    except (Stuck, OSError) as error:
         wrong.append(str(error))
     finally:
         world.record({"wrong": wrong, "seconds": round(time.monotonic() - began, 3)})

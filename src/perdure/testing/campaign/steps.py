@@ -28,6 +28,8 @@ Situation: TypeAlias = Literal["under_way", "running", "exited", "absent", "half
 TARGET: Final = 2
 """The step that is attacked."""
 HELD_S: Final = 20.0
+AGAIN_S: Final = 4.0
+"""How long a point may take to be reached; and one that a recovery need not come to."""
 
 CLAIMS: Final = Claims(
     kills=150,
@@ -196,7 +198,7 @@ def attack(case: StepCase) -> Callable[[Play], None]:
         while faults:
             fault = faults.pop(0)
             first = len(faults) == len(case.faults) - 1
-            if not _strike(play, fault, faults):
+            if not _strike(play, fault, faults, patience=HELD_S if first else AGAIN_S):
                 if first:
                     raise Stuck(f"it never came to {fault.point}")
                 play.tally.faults["missed"] += 1
@@ -222,7 +224,7 @@ def _stands(faults: Sequence[Fault], *, connects: int = 0) -> list[Stand]:
     return stands
 
 
-def _strike(play: Play, fault: Fault, rest: Sequence[Fault]) -> bool:
+def _strike(play: Play, fault: Fault, rest: Sequence[Fault], *, patience: float) -> bool:
     """Wait for the point and do it; False if it does not come to that. The driver, killed, is followed by another."""
     life = play.life
     stand = fault.stand()
@@ -232,15 +234,23 @@ def _strike(play: Play, fault: Fault, rest: Sequence[Fault]) -> bool:
     if fault.armed_at:
         kills = fault.victim == "shim" or (fault.victim == "daemon" and not fault.point.startswith("shim."))
         before = play.world.daemon()
-        with Control(play.world.space) as control:
-            control.arm(fault.point, "kill" if kills else "hold")
-        life.signal(signal.SIGCONT)
+        try:
+            with Control(play.world.space) as control:
+                control.arm(fault.point, "kill" if kills else "hold")
+        except OSError as error:
+            play.world.record({"runner": f"nothing is armed: {error}"})
+            return False
+        finally:
+            life.signal(signal.SIGCONT)
         if kills:
-            if fault.victim == "daemon":
-                until("the daemon died", lambda: play.world.daemon() != before, HELD_S)
+            try:
+                if fault.victim == "daemon":
+                    until("the daemon died", lambda: play.world.daemon() != before, patience)
+            except Stuck:
+                return False
             play.tally.faults[fault.victim] += 1
             return True
-        if not wait_held(play.world.space, fault.point, HELD_S):
+        if not wait_held(play.world.space, fault.point, patience):
             return False
     _kill(play, fault.victim)
     if fault.victim in ("driver", "both"):

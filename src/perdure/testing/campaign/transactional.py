@@ -174,10 +174,14 @@ def _recovering(play: Play) -> bool:
 # --- while a command waits --------------------------------------------------------------------------------------
 
 
+_BEGINS: Final = ("commit.intent.after", "commit.attempt.after", "recover.end")
+"""The last of them if the step had begun in a life that an earlier blow ended."""
+
+
 def _waits(play: Play, blow: Blow) -> bool:
     """Wait until the step's command waits for its gate; False if there is none."""
     number = blow.step.number
-    if not reached(play, lambda event: event.get("at") in ("commit.intent.after", "commit.attempt.after"), number):
+    if not reached(play, lambda event: event.get("at") in _BEGINS, number):
         return False
     line = f"step {number} begins" if blow.step.kind == "slow" else f"step {number} goes on"
     until(f"the command of step {number} waits", lambda: line in play.world.lines())

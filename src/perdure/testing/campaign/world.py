@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -165,11 +165,13 @@ class World:
     # --- what is done to the Space
 
     def daemon(self) -> int | None:
-        """The process that serves the Space."""
-        for pid, words in _processes():
-            if str(self.space / "state").encode() in words and b"--listen" in words:
-                return pid
-        return None
+        """The process that serves the Space, by its own word; its shims have the same words as it."""
+        try:
+            pid = int(json.loads((self.space / "state" / "address").read_bytes())["pid"])
+            serves = str(self.space / "state").encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if serves and state_of(pid) not in ("", "Z", "X") else None
 
     def kill_daemon(self) -> bool:
         """SIGKILL; whether there was one."""
@@ -185,10 +187,11 @@ class World:
         """Everything that lives in the Space: its daemon, shims, commands and what they left."""
         mark = f"{RUN_VARIABLE}={self.folder}".encode()
         found: list[int] = []
-        for pid, _ in _processes():
-            with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    found.append(pid)
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                        found.append(int(name))
         return found
 
     def lose_space(self) -> None:
@@ -234,11 +237,3 @@ def state_of(pid: int) -> str:
     except OSError:
         return ""
     return stat.rpartition(b")")[2].split()[0].decode()
-
-
-def _processes() -> Iterator[tuple[int, list[bytes]]]:
-    """All of this machine, with their words."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                yield int(name), Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
