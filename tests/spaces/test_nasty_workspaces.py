@@ -354,3 +354,14 @@ async def test_what_its_owner_may_not_read_is_refused_and_undone_s140(world: Nas
     assert "undone" in text
     assert different(made, world.seen()) == {}
     assert await world.bash("cat d/in e/in f") == "in\nin\nf\n"
+
+
+async def test_a_space_is_deleted_however_deep_and_closed_its_folder_is_s109(world: Nasty) -> None:
+    deep = python("for level in range(2000): os.mkdir('deep'); os.chdir('deep')")
+    ((_, text),) = await world.call(call("bash", command=deep))
+    assert "undone" in text
+    assert world.seen() == {}
+    await world.bash("mkdir -p a/b c; echo x > a/b/x; ln -s /etc c/l; chmod 500 a/b; chmod 000 c")
+    await world.spaces.delete("one")
+    assert os.listdir(world.folder / "spaces") == [".perdure"]
+    assert not any(name.startswith("trash") for name in os.listdir(world.folder / "spaces" / ".perdure"))

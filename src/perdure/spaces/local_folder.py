@@ -19,7 +19,6 @@ import itertools
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -172,7 +171,7 @@ class Folder:
             trash = f"{self.home}/trash-{secrets.token_hex(8)}"
             os.rename(self.path, trash)
             self.write_record(Record(name=self.name, generation=record.generation))
-            shutil.rmtree(trash)
+            _remove_tree(trash)
             return
         self.write_record(Record(name=self.name, generation=record.generation))
 
@@ -320,6 +319,41 @@ def _write(path: str, data: bytes) -> None:
             os.unlink(temporary)
         raise
     _sync_directory(os.path.dirname(path))
+
+
+def _remove_tree(path: str) -> None:
+    """A directory with all in it, however deep that is and however it is closed to its owner: what is below a directory
+    of it is moved up first, so that nothing is deeper than two."""
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        moved = itertools.count()
+        prefix = f".{secrets.token_hex(8)}-"
+        while directories := _unlink_files(top):
+            for name in directories:
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+                try:
+                    for below in _unlink_files(inner):
+                        os.rename(below, f"{prefix}{next(moved)}", src_dir_fd=inner, dst_dir_fd=top)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _unlink_files(directory: int) -> list[str]:
+    """The directories that are left in it, open to their owner."""
+    left: list[str] = []
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if is_directory:
+            os.chmod(name, 0o700, dir_fd=directory)
+            left.append(name)
+        else:
+            os.unlink(name, dir_fd=directory)
+    return left
 
 
 def _make_directory(path: str) -> None:
