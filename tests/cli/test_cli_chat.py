@@ -228,6 +228,7 @@ def test_a_second_control_c_at_once_leaves_what_is_stopping(desk: Desk) -> None:
     chat.see("● stopping")
     chat.control("c")
     assert chat.end() == 0
+    assert "Left while the run was being ended; it does not go on." in chat.text()
     again = desk.chat("--continue")
     again.see("— aborted", IDLE)
     again.control("d")

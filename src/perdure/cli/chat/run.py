@@ -249,7 +249,12 @@ async def _sit(
             terminal.chat = None
     terminal.code = terminal.code or chat.code
     if harness.session.failed is None and (story.busy or story.waiting_inputs):
-        screen.put(line("Left in the middle of a run; it goes on when the chat is started again.", "warning"))
+        # Also an abort that is on its way to the disk: closing waits for it.
+        live = [task for task in harness.session.live.staged.values() if task.conversation_id == conversation.id]
+        if any(task.abort_requested for task in live) or not (live or story.waiting_inputs):
+            screen.put(line("Left while the run was being ended; it does not go on.", "warning"))
+        else:
+            screen.put(line("Left in the middle of a run; it goes on when the chat is started again.", "warning"))
 
 
 def _inputs(scene: Scene) -> list[str]:
