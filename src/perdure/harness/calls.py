@@ -380,6 +380,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         scope = await self._scopes.of(environment) if intent.scoped else None
         scoped: ScopedCall | None = None
         if scope is not None:
+            if self._reopen(run, tool, agent, intent, environment, scope) is None:
+                call = msgspec.structs.replace(call, adoptable=False)  # no result can be made of its command
             scoped = (scope, call)
             recovery = await scope.recover(call)
             if isinstance(recovery, RecoverResult):

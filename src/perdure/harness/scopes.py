@@ -132,6 +132,8 @@ class Scopes:
     async def _detach(self, _: int) -> Sequence[Straggler]:
         for scope, attaching in self._attached.values():
             await asyncio.wait([attaching])
+            if attaching.cancelled() or attaching.exception() is not None:
+                continue  # it may be another session's
             try:
                 await scope.detach()
             except Exception as error:

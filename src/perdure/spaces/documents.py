@@ -53,7 +53,8 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     connected: int = 0
     """How often drivers took the Space; raised by a commit of its own before each time."""
     image: int = 0
-    """Number of the image the log implies; 0: there is none yet. Raised by one with each that differs."""
+    """Number of the image the log implies; 0: there is none yet. It rises with each that differs, and where the Space
+    stood at one of a later life of this log (rule S148)."""
     open: OpenIntent | None = None
     external: int = 0
     """How many images came from outside of calls."""

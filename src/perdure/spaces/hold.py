@@ -44,13 +44,17 @@ class Hold:
         Raises StaleEpochError if a newer driver has it, SpaceConnectionLost, SpaceUnavailable.
         """
         client = await self._connect()
-        fence = (await client.status()).fence
-        address = client.address
+        status = await client.status()
+        fence, address = status.fence, client.address
         async with self._session.commit() as tx:
+            state = await tx.draft(SpaceState, key=self._name)
             if self._stands_above(fence):
                 assert fence is not None
                 tx.raise_epoch(fence.epoch + 1)
-            state = await tx.draft(SpaceState, key=self._name)
+                if fence.log == self._session.info.log_id and state.image:
+                    # It was brought back from a copy: what its later life left is no change of the user's.
+                    reached = 0 if status.image is None else status.image.commit
+                    state.image = max(state.image, reached) + 1
             state.generation = address.generation
             state.boot = client.seen.boot
             state.connected += 1

@@ -16,8 +16,6 @@ from perdure.spaces.image import Tree
 
 EVERY: Final = 256
 """Images between two sweeps: what they leave behind is bounded by what they changed."""
-EXTERNAL_PIN: Final = (1 << 62) + 1
-"""What pins the contents of changes that no call made; above every id."""
 _PAGE = 10_000
 
 
@@ -55,7 +53,7 @@ class Reclaiming:
     async def _sweep(self) -> None:
         session = self._session
         # A call that ended without its scope left its pin.
-        left = [pin for pin in await session.contents.pins() if pin not in session.live.settled and pin < EXTERNAL_PIN]
+        left = [pin for pin in await session.contents.pins() if pin not in session.live.settled]
         if left:
             async with session.commit() as tx:
                 for pin in left:

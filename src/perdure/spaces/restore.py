@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perdure.kernel.contents import MAX_CONTENTS
+from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_DIGESTS
 from perdure.spaces import image
@@ -35,24 +36,41 @@ async def restore(
     """Make the workspace image ``number``, which is ``tree``. Everything that lives in the Space is killed first.
 
     ``floor``: what is below it never starts again. ``preserve_bytes``: at most so much is moved to the recovery folder
-    ``name``. Raises SpaceUnavailable for
-    contents that the log has lost, and what the client raises; the Space then has no image record, so that whoever
-    comes next restores it again.
+    ``name``, which is no other restore's. Raises SpaceUnavailable for contents that the log has lost, and what the
+    client raises; the Space then has no image record, so that whoever comes next restores it again.
     """
     begun = await client.restore_begin(commit=number, floor=floor)
     if not begun.known:
         await client.restore_image(begun.restore, _entries(tree))
-    for _ in range(_TRIES):
+    for tried in range(_TRIES):
+        folder = f"{name}-{tried}" if tried else name
         missing, displaced = await _plan(client, begun.restore)
         await _put(client, session, missing)
         lacking = await _lacking(session, displaced)
         try:
-            return await client.restore_apply(begun.restore, preserve=lacking, preserve_bytes=preserve_bytes, name=name)
+            return await client.restore_apply(
+                begun.restore, preserve=lacking, preserve_bytes=preserve_bytes, name=folder
+            )
         except (ContentChanged, ContentMissing):
-            continue
+            _tell_cut_off(client, session, lacking, folder)
+        except BaseException:
+            _tell_cut_off(client, session, lacking, folder)
+            raise
     raise SpaceUnavailable(
         f"the workspace of {client.address.name} is changed by something else while it is restored; end that first"
     )
+
+
+def _tell_cut_off(client: SpaceClient, session: Session, lacking: Sequence[str], folder: str) -> None:
+    """What a restore that is done again had moved already, it does not find any more."""
+    if lacking:
+        session.report(
+            Report(
+                type="space_recovery",
+                message=f"Space {client.address.name}: a restore was cut off, and is done again; up to {len(lacking)} "
+                f"files that the log did not have may be in {folder}, among its recovery folders",
+            )
+        )
 
 
 async def _plan(client: SpaceClient, restore: int) -> tuple[list[str], list[Displaced]]:

@@ -24,6 +24,7 @@ from perdure.harness.environment import (
     Recovery,
     ScopeResult,
 )
+from perdure.kernel.errors import StaleEpochError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Settled
@@ -37,6 +38,7 @@ from perdure.spaces.errors import (
     ContentChanged,
     ScanForgotten,
     SpaceConnectionLost,
+    SpaceFull,
     SpaceProcessesRemain,
     SpaceRefused,
     SpaceUnavailable,
@@ -44,7 +46,7 @@ from perdure.spaces.errors import (
 from perdure.spaces.hold import Hold
 from perdure.spaces.image import Tree
 from perdure.spaces.provider import SpaceProvider
-from perdure.spaces.reclaim import EXTERNAL_PIN, Reclaiming
+from perdure.spaces.reclaim import Reclaiming
 from perdure.spaces.recovery import Decision, Stand, decide
 from perdure.spaces.restore import restore
 from perdure.spaces.settings import SpaceSettings
@@ -79,8 +81,8 @@ class SpaceScope:
         """Of calls whose outcome is not committed yet."""
         self._intents: dict[int, OpenIntent] = {}
         """Of the calls that are open in this process."""
-        self._lost: dict[int, EnvironmentLost] = {}
-        """Calls under which the Space was lost."""
+        self._lost: dict[int, EnvironmentLost | StaleEpochError] = {}
+        """Calls under which the Space was lost, or refused this driver."""
         self._notes: dict[int, _Note] = {}
         """How open calls go on, until it is committed with their outcome or next intent."""
         self._settled: dict[int, int | None] = {}
@@ -113,7 +115,7 @@ class SpaceScope:
         """What says that the driver lost the Space is noted, so that no tool can make a result of it (rule S160)."""
         try:
             yield
-        except EnvironmentLost as error:
+        except (EnvironmentLost, StaleEpochError) as error:
             self._lost[call.id] = error
             raise
 
@@ -126,6 +128,11 @@ class SpaceScope:
     # --- beginning and end -------------------------------------------------------------------------------------
 
     async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
+        if self._session is not None:
+            raise SpaceUnavailable(
+                f"this environment of the Space {self._name} is that of another open session; make one for each with "
+                "durable_space()"
+            )
         self._session = session
         self._hold = Hold(session, self._provider, self._name)
         self._reclaiming = Reclaiming(session)
@@ -133,10 +140,11 @@ class SpaceScope:
         self._turns = Turns()
         for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
             kept.clear()
-        writing = [call for call in open_calls if call.effects != "read"]
-        assert len(writing) <= 1, "one call has the Space at a time"
+        # By what was stored: what a tool declares, and which Space a conversation has, may be otherwise by now.
+        state = await session.snapshot(SpaceState, key=self._name)
+        changing = None if state is None or state.open is None else state.open.call
         for call in open_calls:
-            await self._turns.take(call.id, shared=call.effects == "read")
+            await self._turns.take(call.id, shared=call.id != changing)
 
     def _observe(self, settled: Settled) -> None:
         """A call whose end was written without this scope being asked, such as one that was given up while nothing of
@@ -154,20 +162,21 @@ class SpaceScope:
 
     # --- a call ------------------------------------------------------------------------------------------------
 
+    def _only_reads(self, call: OpenCall) -> bool:
+        """It shares its turn, and has nothing of its own in the Space."""
+        return not self._turns.alone(call.id)
+
     async def enter(self, call: OpenCall) -> None:
         shared = call.effects == "read"
         await self._turns.take(call.id, shared=shared)
         try:
-            if shared:
-                await self._persist(self._take_up)
-            else:
-                await self._persist(self._take_in)
+            await self._persist(lambda: self._take_up(call) if shared else self._take_in(call))
         except BaseException:
             self._turns.give(call.id)
             raise
 
     async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
-        if call.effects == "read":
+        if self._only_reads(call):
             return None
         hold = self._held()
         state = await tx.draft(SpaceState, key=self._name)
@@ -190,25 +199,26 @@ class SpaceScope:
     async def capture(self, call: OpenCall, outcome: CallOutcome) -> ScopeResult | None:
         if call.id in self._lost:
             raise self._lost.pop(call.id)
-        if call.effects == "read":
+        if self._only_reads(call):
             return None
         try:
             self._captured[call.id] = await self._capture(pin=call.id, freeze=True, sync=True)
-        except UnfitForImage as error:
+        except (UnfitForImage, SpaceFull) as error:
             await self._undo(call)  # once: if the Space is lost in it, the call is recovered
             self._note(call, "restored", str(error))
             return ScopeResult(text=f"{error}. What the call did in the workspace was undone.", is_error=True)
         return None
 
     async def before_result(self, tx: Transaction, call: OpenCall, outcome: CallOutcome) -> None:
-        if call.effects == "read":
+        if self._only_reads(call):
             return
         captured = self._captured.pop(call.id, None)
         state = await tx.draft(SpaceState, key=self._name)
         if captured is not None and captured.changes:
             await self._stage(tx, state, captured)
-        if outcome.code == "interrupted" and call.id not in self._notes:
-            self._note(call, "interrupted", "it could not be run again")
+        note = self._notes.get(call.id)
+        if outcome.code == "interrupted" and (note is None or note.kind != "interrupted"):
+            self._note(call, "interrupted", "it could not be run again" if note is None else note.why)
         self._write_note(tx, state, call)
         state.open = None
         tx.unpin_contents(call.id)
@@ -216,7 +226,7 @@ class SpaceScope:
 
     async def leave(self, call: OpenCall, *, outcome: bool) -> None:
         try:
-            if outcome and call.effects != "read" and not self.ending:
+            if outcome and call.id in self._settled and not self.ending:
                 await self._settle(call)
         except (SpaceConnectionLost, SpaceRefused):
             pass  # whoever takes the Space next finds that its image record is not the log's, and restores it
@@ -238,16 +248,19 @@ class SpaceScope:
     # --- recovery ----------------------------------------------------------------------------------------------
 
     async def recover(self, call: OpenCall) -> Recovery:
-        if call.effects == "read":
-            self._lost.pop(call.id, None)
-            await self._persist(self._take_up)
-            return RecoverRun("same")
-        return await self._persist(lambda: self._recover(call))
+        lost = self._lost.pop(call.id, None)
+        if not self._only_reads(call):
+            # Where its tool asked for another command than the one that is there, none of it can be adopted.
+            conflict = isinstance(lost, SpaceConnectionLost) and lost.reason == "conflict"
+            return await self._persist(lambda: self._recover(call, adoptable=call.adoptable and not conflict))
+        if call.effects != "read" or call.scope_data is not None:
+            return RecoverInterrupted("Its tool or its Space is another by now.")
+        await self._persist(lambda: self._take_up(call))
+        return RecoverRun("same")
 
-    async def _recover(self, call: OpenCall) -> Recovery:
-        self._lost.pop(call.id, None)
+    async def _recover(self, call: OpenCall, *, adoptable: bool) -> Recovery:
         intent = self._intents[call.id] = msgspec.convert(call.scope_data, OpenIntent)
-        adoptable = call.adoptable and not call.abort_requested
+        adoptable = adoptable and not call.abort_requested
         key = ExecKey(call=intent.number, attempt=intent.attempt, nonce=intent.nonce, ordinal=1)
         hold = self._held()
         advanced = await hold.take(keep=[key] if adoptable else [])
@@ -310,13 +323,13 @@ class SpaceScope:
 
     # --- the Space between calls -------------------------------------------------------------------------------
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, call: OpenCall) -> None:
         """The Space is this driver's, and stands at the log's image but for what others changed since. Calls that only
         read may ask for that at once: one of them does it."""
         async with self._taking:
-            await self._take_up_alone()
+            await self._take_up_alone(call)
 
-    async def _take_up_alone(self) -> None:
+    async def _take_up_alone(self, call: OpenCall) -> None:
         hold = self._held()
         if not hold.taken:
             await hold.take(keep=[])
@@ -324,7 +337,7 @@ class SpaceScope:
         record = hold.image
         left = await self._left_open()
         if number == 0:
-            await self._take_over()
+            await self._take_over(call)
         elif left is not None:
             await self._restore(floor=Place(call=left.number, attempt=left.attempt + 1))
             await self._tell_restored("a call had ended without a result of it")
@@ -339,25 +352,26 @@ class SpaceScope:
         state = await self._bound().snapshot(SpaceState, key=self._name)
         return None if state is None or state.open is None or self._turns.has(state.open.call) else state.open
 
-    async def _take_in(self) -> None:
+    async def _take_in(self, call: OpenCall) -> None:
         """That, and what others changed is the log's next image (rule S145)."""
-        await self._take_up()
-        await self._take_over()
+        await self._take_up(call)
+        await self._take_over(call)
 
-    async def _take_over(self) -> None:
-        """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that."""
+    async def _take_over(self, call: OpenCall) -> None:
+        """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that. The call
+        pins the contents meanwhile."""
         session, hold = self._bound(), self._held()
         _, number = await self._image()
-        captured = await self._capture(pin=EXTERNAL_PIN, freeze=False, sync=number == 0)
+        captured = await self._capture(pin=call.id, freeze=False, sync=number == 0)
         if captured.changes and number:
-            captured = await self._capture(pin=EXTERNAL_PIN, freeze=False, sync=True)
+            captured = await self._capture(pin=call.id, freeze=False, sync=True)
         if captured.changes or number == 0:
             async with session.commit() as tx:
                 state = await tx.draft(SpaceState, key=self._name)
                 await self._stage(tx, state, captured)
                 state.external += 1
                 number = state.image
-                tx.unpin_contents(EXTERNAL_PIN)
+                tx.unpin_contents(call.id)
         elif hold.image is not None and hold.image.boot == hold.boot:
             return
         hold.image = (await self.client.settle(commit=number, scan=captured.scan)).image
@@ -386,7 +400,7 @@ class SpaceScope:
     async def _restore(self, *, floor: Place | None) -> Restored:
         session, hold = self._bound(), self._held()
         tree, number = await self._image()
-        name = f"{self._name}-{session.clock.wall()}"
+        name = f"{self._name}-{session.clock.wall()}-{session.entropy.token()[:8]}"
         done = await restore(
             self.client,
             session,
@@ -412,7 +426,7 @@ class SpaceScope:
 
     def _tell_preserved(self, done: Restored) -> None:
         kept = f"{done.preserved} files that the log did not have were moved to {done.recovery}"
-        lost = len(done.not_preserved)
+        lost = done.not_preserved_count
         if lost:
             kept += f"; {lost} did not fit and are gone, as {done.not_preserved[0]!r}"
         self._bound().report(Report(type="space_recovery", message=f"Space {self._name}: {kept}"))

@@ -40,6 +40,10 @@ class Turns:
     def has(self, id: int) -> bool:
         return self._changing == id or id in self._reading
 
+    def alone(self, id: int) -> bool:
+        """Whether it has the turn of one that may change something."""
+        return self._changing == id
+
     def give(self, id: int) -> None:
         """The turn is over; nothing happens if there was none."""
         if self._changing == id:
