@@ -21,7 +21,7 @@ help:
 	@echo "make demo    an agent is killed while it works, and loses nothing"
 	@echo "make test    the whole test suite: some minutes"
 	@echo "make check   lint, format, types, import rules: a minute"
-	@echo "make bench   the measurements, beside a peer: half an hour"
+	@echo "make bench   the measurements, beside a peer and other tools: an hour"
 	@echo "make soak    an hour of steady work, which must leave memory and files flat"
 	@echo "make local-model  the demo with a real small model, compiled here the first time: some minutes"
 	@echo "make clean   remove what the other targets made"
@@ -67,6 +67,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/spaces.py
 
 soak: $(STAMP)
 	@$(BIN)/python benchmarks/soak.py

@@ -291,9 +291,9 @@ def _median(values: Sequence[float]) -> float:
 BEGIN, END = "<!-- table: written by run.py --write -->", "<!-- end of table -->"
 
 
-def between_markers(text: str, table: str) -> str:
+def between_markers(text: str, table: str, begin: str = BEGIN, end: str = END) -> str:
     """``text`` with what is between the markers replaced. Raises ValueError where they are not there once each."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"a line {BEGIN!r} and after it a line {END!r} say where the table goes")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table.strip()}\n\n{END}{rest.split(END)[1]}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"a line {begin!r} and after it a line {end!r} say where the table goes")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{table.strip()}\n\n{end}{rest.split(end)[1]}"

@@ -15,6 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import flat  # noqa: E402  # pyright: ignore[reportMissingImports]  # a folder of scripts, not a package
 import table  # noqa: E402  # pyright: ignore[reportMissingImports]
+import usage  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 FLAT = [
     flat.Sample(
@@ -107,3 +108,21 @@ def test_the_table_goes_between_the_markers_and_touches_nothing_else():
 def test_the_readme_has_room_for_the_table():
     readme = (BENCHMARKS / "README.md").read_text()
     assert "| new |" in table.between_markers(readme, "| new |")
+
+
+def test_a_flush_is_counted_once_where_it_began():
+    trace = (
+        "100 1000.000100 fsync(5) = 0\n"
+        "101 1000.200000 fdatasync(7 <unfinished ...>\n"
+        "100 1000.300000 syncfs(9)             = 0\n"
+        "101 1002.000000 <... fdatasync resumed>) = 0\n"
+        "101 1002.500000 +++ exited with 0 +++\n"
+        "102 1003.000000 fsync(5) = 0\n"
+    )
+    assert usage.flushes(trace, [(1000.0, 1001.0), (1001.5, 2000.0)]) == [3, 1]
+
+
+def test_the_readme_has_room_for_what_spaces_cost():
+    readme = (BENCHMARKS / "README.md").read_text()
+    begin, end = "<!-- spaces: written by spaces.py --write -->", "<!-- end of spaces -->"
+    assert "| new |" in table.between_markers(readme, "| new |", begin, end)
