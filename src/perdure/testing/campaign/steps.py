@@ -32,9 +32,9 @@ AGAIN_S: Final = 4.0
 """How long a point may take to be reached; and one that a recovery need not come to."""
 
 CLAIMS: Final = Claims(
-    kills=150,
-    faults={"daemon": 80, "shim": 5, "cut": 40, "processes": 20, "lost": 20},
-    recoveries={"adopted": 20, "reattached": 20, "restored": 20, "rerun": 20, "not_started": 5},
+    kills=600,
+    faults={"daemon": 300, "shim": 5, "cut": 30, "processes": 15, "lost": 60},
+    recoveries={"adopted": 120, "reattached": 10, "restored": 120, "rerun": 200, "not_started": 40},
 )
 """Of all cases."""
 
@@ -213,12 +213,15 @@ def _stands(faults: Sequence[Fault], *, connects: int = 0) -> list[Stand]:
 
     ``connects``: so often it connects to the Space before the target.
     """
-    seen: Counter[Stand] = Counter()
+    seen: Counter[str] = Counter()
     stands: list[Stand] = []
     for fault in faults:
-        stand = fault.stand()
-        stands.append(fault.stand(seen[stand] + (connects if stand.step == 0 else 0)))
-        seen[stand] += 1
+        point = fault.stand().point
+        skip = seen[point]
+        if point == "commit.connect.before":
+            skip += seen["commit.connect.after"]  # of a connection that has been made by then
+        stands.append(fault.stand(skip + (connects if "connect" in point else 0)))
+        seen[point] += 1
         if fault.victim in ("driver", "both"):
             break
     return stands
