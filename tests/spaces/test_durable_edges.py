@@ -16,7 +16,9 @@ from perdure.harness.tool import tool
 from perdure.kernel.errors import SessionFailed, StaleEpochError
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.durable import durable_space
-from perdure.spaces.errors import SpaceConnectionLost, SpaceUnavailable
+from perdure.spaces.environment import CallOver
+from perdure.spaces.errors import SpaceConnectionLost, SpaceFull, SpaceUnavailable
+from perdure.spaces.turns import Turns
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, call, calls, say
 from perdure.tools.coding import coding_tools
@@ -246,3 +248,121 @@ async def test_one_environment_is_of_one_open_session_s146(world: World) -> None
         submission = await (await first.root()).submit("go", request_id="two")
         assert (await submission.answer()).text == "done"
         assert (world.workspace / "a").read_text() == "x"
+
+
+async def test_who_is_cancelled_as_its_turn_comes_has_none_s146() -> None:
+    turns = Turns()
+    await turns.take(1, shared=False)
+    waiting = asyncio.create_task(turns.take(2, shared=False))
+    await asyncio.sleep(0)  # until it waits
+    waiting.cancel()
+    turns.give(1)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.wait_for(turns.take(3, shared=False), 1)
+
+
+@tool(effects="space")
+async def leaves_code(folder: str, environment: ExecutionEnvironment) -> str:
+    """It is over, and its code is not."""
+    LEFT[folder] = environment
+    await environment.write_file("a", b"of the call")
+    return "over"
+
+
+LEFT: dict[str, ExecutionEnvironment] = {}
+
+
+async def test_code_that_a_call_left_does_nothing_once_it_is_captured_s114(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, scan = str(world.folder), SpaceClient.scan
+    raised: list[Exception] = []
+
+    async def scanned(self: SpaceClient, **options: bool) -> object:
+        done = await scan(self, **options)
+        if options.get("freeze"):
+            try:
+                await LEFT[folder].write_file("a", b"of nobody")
+            except Exception as error:
+                raised.append(error)
+        return done
+
+    monkeypatch.setattr(SpaceClient, "scan", scanned)
+    async with world.open(call("leaves_code", folder=folder), tools=(leaves_code,)) as harness:
+        assert await go(harness) == "done"
+        assert [type(error) for error in raised] == [CallOver]
+        assert (world.workspace / "a").read_text() == "of the call"
+
+
+@tool(effects="space")
+async def cut_off_once(folder: str, environment: ExecutionEnvironment) -> str:
+    """Code of its first attempt asks on under the second."""
+    world = WORLDS[folder]
+    if folder not in LEFT:
+        LEFT[folder] = environment
+        await world.kill_daemon()
+        await environment.write_file("a", b"x")
+    with pytest.raises(CallOver):
+        await LEFT[folder].write_file("a", b"of nobody")
+    await environment.write_file("a", b"x")
+    return "written"
+
+
+async def test_code_of_an_attempt_that_was_cut_off_takes_nothing_from_the_next_s114(world: World) -> None:
+    async with world.open(call("cut_off_once", folder=str(world.folder)), tools=(cut_off_once,)) as harness:
+        assert await go(harness) == "done"
+        assert await world.results() == [(None, "written")]
+        assert await world.recovered() == ["rerun"]
+        await world.check()
+
+
+async def test_a_full_disk_before_a_call_is_told_to_the_model_s140(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = True
+
+    async def scanned(self: SpaceClient, **options: bool) -> object:
+        if full:
+            raise SpaceFull("scan", "no_space", "the disk is full")
+        return await scan(self, **options)
+
+    scan = SpaceClient.scan
+    monkeypatch.setattr(SpaceClient, "scan", scanned)
+    write = call("write", path="a", content="x")
+    async with world.open(write) as harness:
+        assert await go(harness) == "done"
+        assert [code for code, _ in await world.results()] == ["tool_unavailable"]
+        full = False
+        submission = await (await harness.root()).submit("go", request_id="two")
+        assert (await submission.answer()).text == "done"
+        await world.check()
+
+
+async def test_a_full_disk_after_a_call_undoes_it_s140(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scanned(self: SpaceClient, **options: bool) -> object:
+        if options.get("freeze"):
+            raise SpaceFull("scan", "no_space", "the disk is full")
+        return await scan(self, **options)
+
+    scan = SpaceClient.scan
+    monkeypatch.setattr(SpaceClient, "scan", scanned)
+    async with world.open(call("write", path="a", content="x")) as harness:
+        assert await go(harness) == "done"
+        ((_, text),) = await world.results()
+        assert "the disk is full" in text
+        assert "undone" in text
+        await world.check()
+
+
+async def test_two_environments_of_one_space_in_a_session_are_refused_s146(world: World) -> None:
+    space = await world.spaces.open("one")
+    async with Harness.open(
+        MemoryStorage(), models=model(), extensions=[coding_tools()], environment=lambda _: durable_space(space)
+    ) as harness:
+        with pytest.raises(SessionFailed):
+            submission = await (await harness.root()).submit("go")
+            await submission.answer()
+            submission = await (await harness.root()).submit("go")
+            await submission.answer()
+        assert isinstance(harness.session.failed, SpaceUnavailable)

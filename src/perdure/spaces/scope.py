@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -57,6 +58,8 @@ T = TypeVar("T")
 
 _TRIES = 6
 """So often in a row a lost connection is made anew for one thing."""
+_ATTACHED: Final[WeakKeyDictionary[Session, set[str]]] = WeakKeyDictionary()
+"""The names of the Spaces of each session: what two scopes of one did would not be in turn."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class SpaceScope:
         """Of the calls that are open in this process."""
         self._lost: dict[int, EnvironmentLost | StaleEpochError] = {}
         """Calls under which the Space was lost, or refused this driver."""
+        self._over: set[int] = set()
+        """Calls whose function has ended; what it left running does nothing more."""
         self._notes: dict[int, _Note] = {}
         """How open calls go on, until it is committed with their outcome or next intent."""
         self._settled: dict[int, int | None] = {}
@@ -99,9 +104,14 @@ class SpaceScope:
         return client
 
     def check_turn(self, call: OpenCall) -> None:
-        """Raises CallOver once the call has its outcome, or its turn has ended (rule S114)."""
-        if call.id in self._settled or not self._turns.has(call.id):
+        """Raises CallOver once the call's function, or its turn, has ended (rule S114)."""
+        if call.id in self._over or not self._turns.has(call.id) or self._passed(call):
             raise CallOver("the call this environment belongs to has ended")
+
+    def _passed(self, call: OpenCall) -> bool:
+        """Whether a later attempt of the call is under way."""
+        intent = self._intents.get(call.id)
+        return intent is not None and intent.attempt != call.attempt
 
     def intent(self, call: OpenCall) -> OpenIntent:
         """The intent of the call's present attempt. Raises SpaceConnectionLost while there is none."""
@@ -116,7 +126,8 @@ class SpaceScope:
         try:
             yield
         except (EnvironmentLost, StaleEpochError) as error:
-            self._lost[call.id] = error
+            if not self._passed(call):
+                self._lost[call.id] = error
             raise
 
     @property
@@ -133,12 +144,19 @@ class SpaceScope:
                 f"this environment of the Space {self._name} is that of another open session; make one for each with "
                 "durable_space()"
             )
+        names = _ATTACHED.setdefault(session, set())
+        if self._name in names:
+            raise SpaceUnavailable(
+                f"two environments of the Space {self._name} are used in one session; make one with durable_space(), "
+                "and supply that to each conversation of this Space"
+            )
+        names.add(self._name)
         self._session = session
         self._hold = Hold(session, self._provider, self._name)
         self._reclaiming = Reclaiming(session)
         session.observe(self._observe)
         self._turns = Turns()
-        for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
+        for kept in (self._captured, self._intents, self._lost, self._notes, self._over, self._settled):
             kept.clear()
         # By what was stored: what a tool declares, and which Space a conversation has, may be otherwise by now.
         state = await session.snapshot(SpaceState, key=self._name)
@@ -154,6 +172,8 @@ class SpaceScope:
                 self._turns.give(record.id)
 
     async def detach(self) -> None:
+        if self._session is not None:
+            _ATTACHED[self._session].discard(self._name)
         hold, self._hold, self._session = self._hold, None, None
         if self._reclaiming is not None:
             await self._reclaiming.stop()
@@ -167,13 +187,18 @@ class SpaceScope:
         return not self._turns.alone(call.id)
 
     async def enter(self, call: OpenCall) -> None:
-        shared = call.effects == "read"
-        await self._turns.take(call.id, shared=shared)
+        await self._turns.take(call.id, shared=call.effects == "read")
         try:
-            await self._persist(lambda: self._take_up(call) if shared else self._take_in(call))
+            await self._persist(lambda: self._make_ready(call))
         except BaseException:
             self._turns.give(call.id)
             raise
+
+    async def _make_ready(self, call: OpenCall) -> None:
+        try:
+            await (self._take_up(call) if self._only_reads(call) else self._take_in(call))
+        except SpaceFull as error:
+            raise UnfitForImage(f"the Space {self._name} cannot be used now: {error}") from error
 
     async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
         if self._only_reads(call):
@@ -197,6 +222,7 @@ class SpaceScope:
         return cast("JsonValue", msgspec.to_builtins(intent))
 
     async def capture(self, call: OpenCall, outcome: CallOutcome) -> ScopeResult | None:
+        self._over.add(call.id)
         if call.id in self._lost:
             raise self._lost.pop(call.id)
         if self._only_reads(call):
@@ -223,6 +249,7 @@ class SpaceScope:
         state.open = None
         tx.unpin_contents(call.id)
         self._settled[call.id] = None if captured is None else captured.scan
+        self._over.add(call.id)
 
     async def leave(self, call: OpenCall, *, outcome: bool) -> None:
         try:
@@ -233,6 +260,7 @@ class SpaceScope:
         finally:
             for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
                 kept.pop(call.id, None)
+            self._over.discard(call.id)
             self._turns.give(call.id)
 
     async def _settle(self, call: OpenCall) -> None:
@@ -248,6 +276,7 @@ class SpaceScope:
     # --- recovery ----------------------------------------------------------------------------------------------
 
     async def recover(self, call: OpenCall) -> Recovery:
+        self._over.discard(call.id)
         lost = self._lost.pop(call.id, None)
         if not self._only_reads(call):
             # Where its tool asked for another command than the one that is there, none of it can be adopted.

@@ -30,11 +30,9 @@ class Turns:
         try:
             await waiting.turn
         except asyncio.CancelledError:
-            if waiting.turn.done() and not waiting.turn.cancelled():
-                self.give(id)
-            else:
+            if waiting in self._waiting:
                 self._waiting.remove(waiting)
-                self._go_on()
+            self.give(id)
             raise
 
     def has(self, id: int) -> bool:
@@ -54,6 +52,9 @@ class Turns:
     def _go_on(self) -> None:
         while self._waiting and self._changing is None:
             first = self._waiting[0]
+            if first.turn.cancelled():
+                self._waiting.popleft()  # it does not know yet
+                continue
             if not first.shared and self._reading:
                 return
             self._waiting.popleft()
@@ -61,5 +62,4 @@ class Turns:
                 self._reading.add(first.id)
             else:
                 self._changing = first.id
-            if not first.turn.done():
-                first.turn.set_result(None)
+            first.turn.set_result(None)
