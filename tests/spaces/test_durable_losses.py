@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from durable_kit import World, go
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.tool import tool
+from perdure.spaces.errors import SpaceUnavailable
+from perdure.spaces.local import LocalSpaces
+from perdure.spaces.space import Space
 from perdure.testing.model import call, calls
 
 WORLDS: dict[str, World] = {}
@@ -77,3 +81,25 @@ async def test_readers_at_once_take_the_space_once_s146(world: World) -> None:
         assert [text for _, text in (await world.results())[1:]] == ["here"] * 4
         assert (await world.state()).connected == before + 1
         await world.check()
+
+
+class LostAsItIsOpened(LocalSpaces):
+    """Every other time it cannot say more than that the Space is not there."""
+
+    times = 0
+
+    async def open(self, name: str, *, workspace: str | os.PathLike[str] | None = None) -> Space:
+        self.times += 1
+        if self.times % 2 == 0:
+            raise SpaceUnavailable("its folder went away while its daemon was started")
+        return await super().open(name, workspace=workspace)
+
+
+async def test_a_space_that_is_lost_as_it_is_opened_is_opened_again_s149(world: World) -> None:
+    world.spaces = LostAsItIsOpened(world.folder / "spaces")
+    async with world.open(call("bash", command="echo kept > kept")) as harness:
+        assert await go(harness) == "done"
+        assert world.lines("kept") == ["kept"]
+        assert world.spaces.times > 1
+        await world.check()
+    world.spaces = LocalSpaces(world.folder / "spaces")

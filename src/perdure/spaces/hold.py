@@ -16,6 +16,7 @@ from perdure.spaces.errors import (
 )
 from perdure.spaces.link import ClientLimits
 from perdure.spaces.provider import SpaceProvider
+from perdure.spaces.space import Space
 from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord
 
 _LIMITS = ClientLimits(connect_s=0.5)
@@ -77,7 +78,7 @@ class Hold:
 
     async def _connect(self) -> SpaceClient:
         """A client of the Space as it is now."""
-        address = (await self._provider.open(self._name)).address
+        address = (await self._opened()).address
         if self.client is not None and self.client.address != address:
             await self.close()
         if self.client is None:
@@ -86,6 +87,13 @@ class Hold:
             except (NobodyListens, SpaceNotReady) as error:
                 raise SpaceConnectionLost("closed", str(error)) from error
         return self.client
+
+    async def _opened(self) -> Space:
+        """The provider's. One that was lost just while it was opened is opened once more, as a new one."""
+        try:
+            return await self._provider.open(self._name)
+        except SpaceUnavailable:
+            return await self._provider.open(self._name)
 
     def _stands_above(self, fence: Fence | None) -> bool:
         """Whether this log's epoch has to rise above the Space's first: the Space was another log's, or this one's
