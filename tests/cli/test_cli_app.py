@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import perdure
+import perdure.testing.campaign.campaign
 import perdure.testing.crash
 from perdure.cli.app import app
 from perdure.testing.scenarios import SCENARIOS
@@ -105,7 +106,37 @@ def test_every_option_reaches_the_campaign(monkeypatch: pytest.MonkeyPatch) -> N
         ["--scenario", next(iter(SCENARIOS)), "--kill", "x"],
         ["--runs", "0"],
         ["--mode", "machine"],
+        ["--jobs", "2"],
+        ["--only", "daemon"],
+        ["--mode", "stale", "--kill", "3"],
+        ["--mode", "transactional", "--only", "daemon"],
+        ["--mode", "transactional", "--every", "2"],
+        ["--mode", "steps", "--only", "no step has this in its name"],
     ],
 )
 def test_what_cannot_be_run_is_an_error(words: list[str]) -> None:
     assert CliRunner().invoke(app, ["crash", *words]).exit_code == 2
+
+
+def test_a_campaign_of_real_processes_p8() -> None:
+    words = ["crash", "--mode", "steps", "--only", "under_way.slow+commit.intent.after/driver", "--jobs", "2"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "SUMMARY mode=steps runs=3 ok=3 failed=0 kills=" in done.output
+    assert " interrupted=0" in done.output
+
+
+@pytest.mark.parametrize("mode", ["transactional", "stale"])
+def test_every_option_reaches_a_campaign_of_real_processes(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def record(**options: object) -> int:
+        asked.append(options)
+        return 1
+
+    monkeypatch.setattr(perdure.testing.campaign.campaign, f"run_{mode}", record)
+    assert (
+        CliRunner().invoke(app, ["crash", "--mode", mode, "--runs", "2", "--seed", "3", "--jobs", "4"]).exit_code == 1
+    )
+    del asked[0]["echo"]
+    assert asked == [{"runs": 2, "seed": 3, "jobs": 4}]
