@@ -366,3 +366,38 @@ async def test_two_environments_of_one_space_in_a_session_are_refused_s146(world
             submission = await (await harness.root()).submit("go")
             await submission.answer()
         assert isinstance(harness.session.failed, SpaceUnavailable)
+
+
+async def test_a_store_from_a_backup_goes_on_above_the_floor_of_its_later_life_s148(world: World) -> None:
+    async with world.open(call("bash", command="echo old > log")) as harness:
+        assert await go(harness) == "done"
+    backup = world.storage.snapshot()
+    later = [call("bash", command=f"echo {number} > log") for number in range(5)]
+    async with world.open(*later) as harness:
+        submission = await (await harness.root()).submit("go", request_id="two")
+        assert (await submission.answer()).text == "done"
+    world.storage = backup
+    async with world.open(call("bash", command="cat log; echo new > log")) as harness:
+        submission = await (await harness.root()).submit("go", request_id="three")
+        assert (await submission.answer()).text == "done"
+        assert (await world.results())[-1] == (None, "old\n")
+        assert world.lines() == ["new"]
+        await world.check()
+
+
+async def test_a_call_open_in_a_backup_runs_again_above_the_floor_of_its_later_life_s148(world: World) -> None:
+    async with world.open(call("twice")) as harness:
+        await (await harness.root()).submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: "two" in world.lines())
+        await world.crash()
+    backup = world.storage.snapshot()
+    world.gate.touch()
+    async with world.open(call("twice"), *(call("bash", command="echo later >> log") for _ in range(5))) as harness:
+        assert await go(harness) == "done"
+    world.storage = backup
+    async with world.open(call("twice")) as harness:
+        assert await go(harness) == "done"
+        assert await world.results() == [(None, "both")]
+        assert world.lines() == ["one", "two"]
+        await world.check()

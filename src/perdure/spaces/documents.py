@@ -49,7 +49,7 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     """That a driver of this log was last connected to."""
     boot: str = ""
     calls: int = 0
-    """How many calls have had it."""
+    """How many calls have had it; after a store was brought back from a copy more, since their numbers only rise."""
     connected: int = 0
     """How often drivers took the Space; raised by a commit of its own before each time."""
     image: int = 0

@@ -17,7 +17,7 @@ from perdure.spaces.errors import (
 from perdure.spaces.link import ClientLimits
 from perdure.spaces.provider import SpaceProvider
 from perdure.spaces.space import Space
-from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord
+from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord, Status
 
 _LIMITS = ClientLimits(connect_s=0.5)
 """A daemon that is gone is not waited for: its provider starts another."""
@@ -49,13 +49,12 @@ class Hold:
         fence, address = status.fence, client.address
         async with self._session.commit() as tx:
             state = await tx.draft(SpaceState, key=self._name)
-            if self._stands_above(fence):
+            above = self._stands_above(fence)
+            if fence is not None and fence.log == self._session.info.log_id:
+                _go_on_above(state, status, fence.log, above=above)
+            if above:
                 assert fence is not None
                 tx.raise_epoch(fence.epoch + 1)
-                if fence.log == self._session.info.log_id and state.image:
-                    # It was brought back from a copy: what its later life left is no change of the user's.
-                    reached = 0 if status.image is None else status.image.commit
-                    state.image = max(state.image, reached) + 1
             state.generation = address.generation
             state.boot = client.seen.boot
             state.connected += 1
@@ -102,3 +101,13 @@ class Hold:
         if fence is None or fence.epoch < info.epoch:
             return False
         return (fence.log, fence.epoch, fence.writer) != (info.log_id, info.epoch, info.writer)
+
+
+def _go_on_above(state: SpaceState, status: Status, log: str, *, above: bool) -> None:
+    """Where the Space has seen a later life of this log, which was brought back from a copy, no number of that counts
+    as this life's: what it left is no change of the user's, and its calls are not those to come (rule S148)."""
+    reached = status.image.commit if status.image is not None and status.image.log == log else 0
+    if state.image and (above or reached > state.image):
+        state.image = max(state.image, reached) + 1
+    if status.floor is not None and status.floor.call > state.calls:
+        state.calls = status.floor.call

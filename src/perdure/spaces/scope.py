@@ -205,7 +205,7 @@ class SpaceScope:
             return None
         hold = self._held()
         state = await tx.draft(SpaceState, key=self._name)
-        if state.open is None or state.open.call != call.id:
+        if state.open is None or (state.open.call, state.open.number) != (call.id, state.calls):
             state.calls += 1
         intent = OpenIntent(
             call=call.id,
