@@ -263,6 +263,8 @@ def test_killed_in_a_tool_it_says_what_was_interrupted_and_goes_on(desk: Desk) -
     chat.enter("!meanwhile")
     chat.see("steering  meanwhile")
     chat.kill()
+    told = desk.piped("show", str(desk.store)).stdout
+    assert told.endswith("— a run is under way\n▸ bash  echo so far; cat gate\n  │ so far\n")
     again = desk.chat("--continue", model=None)
     shown = again.see("You said", "run echo so far; cat gate | meanwhile | markers later", IDLE)
     told = shown[shown.index("was killed") :]
@@ -287,6 +289,8 @@ def test_killed_while_it_answers_it_asks_again(desk: Desk) -> None:
     desk.gates.reached("long/8")
     chat.see("This is sentence number 2", BUSY)
     chat.kill()
+    told = desk.piped("show", str(desk.store)).stdout
+    assert "— a run is under way\nThis is sentence number 1 of a long answer." in told
     desk.gates.open("long/8")
     again = desk.chat(model=None)  # without --continue too: it was left in the middle of a run
     shown = again.see("sentence number 12", IDLE)
@@ -381,6 +385,27 @@ def test_a_store_that_is_open_elsewhere_is_said_to_be(desk: Desk) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert f"held by process {chat.process.pid}" in done.stderr
     assert f"perdure send {desk.store} TEXT" in done.stderr
+
+
+def test_a_store_is_taken_over_from_a_chat_that_is_frozen_k177(desk: Desk) -> None:
+    chat = desk.chat()
+    chat.see(IDLE)
+    chat.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, chat.process.pid, os.WSTOPPED | os.WNOWAIT)
+    words = ("chat", "--db", str(desk.store), "--model", "fake:one")
+    refused = desk.piped(*words, "hello")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"kill -CONT {chat.process.pid}" in refused.stderr
+    assert "perdure chat --takeover" in refused.stderr
+    taken = desk.piped(*words, "--takeover", "hello")
+    assert (taken.returncode, taken.stderr) == (0, "")
+    assert "You said: hello" in taken.stdout
+    chat.process.send_signal(signal.SIGCONT)
+    chat.enter("late")
+    assert chat.process.wait(timeout=60) == 1
+    told = desk.piped("show", str(desk.store)).stdout
+    assert "hello" in told
+    assert "late" not in told
 
 
 @pytest.mark.parametrize(

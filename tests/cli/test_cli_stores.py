@@ -125,6 +125,9 @@ async def test_what_is_busy_and_what_waits_is_listed(path: Path) -> None:
         entry = (await root.entries())[0]
         fork = await root.fork(entry.id)
         lines = (await perdure("ls", path)).output.splitlines()
+        shown = (await perdure("show", path, "--conversation", "1")).output
+        assert shown.endswith('— a run is under way\n▸ dig  {"depth": 3}\n')
+        assert "▸" not in (await perdure("show", path, "--conversation", f"{fork.id}")).output
         assert "  busy, 2 inputs waiting" in lines[0]
         assert lines[1].startswith(f"{fork.id}  ")
         assert lines[1].endswith("  forked from 1")

@@ -106,6 +106,10 @@ def chat(
             "--space", help="Like --dir, and a Space: its files stay equal to the store, a command outlives a kill."
         ),
     ] = None,
+    takeover: Annotated[
+        bool,
+        typer.Option("--takeover", help="Also if another process has the store and is frozen: it adds nothing more."),
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Only lines: no colours, nothing redrawn.")] = False,
 ) -> None:
     """Talk to an agent that works with files and commands. Kill it, start it again: it is where it was."""
@@ -128,6 +132,7 @@ def chat(
         new=new,
         plain=plain,
         directory=directory,
+        takeover=takeover,
         space=space,
     )
     raise typer.Exit(_run("chat", run_chat(options)))

@@ -11,7 +11,16 @@ import msgspec
 
 from perdure.cli.style import Line, Style, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
-from perdure.harness.documents import ASSISTANT, RESET, SYSTEM, TOOL_RESULT, USER, AssistantData, ToolResultData
+from perdure.harness.documents import (
+    ASSISTANT,
+    RESET,
+    SYSTEM,
+    TOOL_RESULT,
+    USER,
+    AssistantData,
+    LiveTool,
+    ToolResultData,
+)
 from perdure.harness.messages import (
     AssistantMessage,
     Image,
@@ -181,6 +190,14 @@ def excerpt(lines: Sequence[str], *, head: int = HEAD, tail: int = TAIL) -> list
         line(f"  ┆ {counted(left_out, 'line')}", "dim"),
         *(_output(text) for text in lines[len(lines) - tail :]),
     ]
+
+
+def running_lines(tool: LiveTool) -> list[Line]:
+    """The end of the output of a call that is open."""
+    output = lines_of(tool["output"])
+    left_out = tool["dropped_lines"] + max(0, len(output) - TAIL)
+    before = [line(f"  ┆ {counted(left_out, 'line')}", "dim")] if output and left_out else []
+    return [*before, *excerpt(output[-TAIL:])]
 
 
 def _output(text: str) -> Line:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import typer
 
-from perdure.cli.entries import Call, calls_of, entry_lines
+from perdure.cli.entries import Call, calls_of, entry_lines, heading, running_lines
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import chosen, looking, name_of
 from perdure.cli.style import Colours, Line, line, rendered
-from perdure.cli.text import printable
+from perdure.cli.text import lines_of, printable
 from perdure.harness.documents import TOOL_RESULT, Live, ToolResultData
 from perdure.harness.export import entries_of
 from perdure.kernel.errors import DocumentVersionError
@@ -27,8 +28,8 @@ async def show(
         first, left_out = (0, False) if everything else await _start(session, record.id, window)
         if not as_json:
             name = await name_of(session, record.id)
-            heading = f"conversation {record.id}{f' “{printable(name)}”' if name else ''} in {printable(str(path))}"
-            _echo([line(heading, "bold")], colours)
+            title = f"conversation {record.id}{f' “{printable(name)}”' if name else ''} in {printable(str(path))}"
+            _echo([line(title, "bold")], colours)
             if left_out:
                 _echo([line("  ┆ earlier entries: --all", "dim")], colours)
         calls: dict[int, Call] = {}
@@ -40,8 +41,9 @@ async def show(
             _echo(entry_lines(entry, calls), colours)
             if entry.kind == TOOL_RESULT:
                 calls.pop(entry.data_as(ToolResultData).task, None)
-        if not as_json and await _busy(session, record.id):
-            _echo([line("— a run is under way", "warning")], colours)
+        live = None if as_json else await _live(session, record.id)
+        if live is not None and live.run is not None:
+            _echo([line("— a run is under way", "warning"), *_under_way(live, calls)], colours)
 
 
 async def _start(session: Session, conversation: int, window: int) -> tuple[int, bool]:
@@ -54,12 +56,24 @@ async def _start(session: Session, conversation: int, window: int) -> tuple[int,
     return newest[window - 1].id, True
 
 
-async def _busy(session: Session, conversation: int) -> bool:
+async def _live(session: Session, conversation: int) -> Live | None:
     try:
-        live = await session.snapshot(Live, conversation=conversation)
+        return await session.snapshot(Live, conversation=conversation)
     except DocumentVersionError:  # written by a newer release
-        return False
-    return live is not None and live.run is not None
+        return None
+
+
+def _under_way(live: Live, calls: Mapping[int, Call]) -> list[Line]:
+    """What is stored of an answer on its way, and the calls that are open, with the end of their output."""
+    lines: list[Line] = []
+    for part in () if live.message is None else live.message["content"]:
+        if part["type"] == "tool_call":
+            lines.append(heading(Call(part["name"])))  # its arguments are not whole yet
+        else:
+            lines += [line(text, "dim" if part["type"] == "thinking" else "plain") for text in lines_of(part["text"])]
+    for task, tool in live.tools.items():
+        lines += [heading(calls.get(int(task), Call(tool["name"]))), *running_lines(tool)]
+    return lines
 
 
 def _echo(lines: list[Line], colours: Colours) -> None:

@@ -207,7 +207,7 @@ def _describe(path: str) -> str:
             if holder.stopped:
                 return (
                     f"it is held by {holder}, which is stopped; let it go on (kill -CONT {holder.pid}) and close it "
-                    "there, or open the store with takeover=True"
+                    "there, or take the store over: takeover=True, or perdure chat --takeover"
                 )
             return f"it is held by {holder}; close it there first"
         time.sleep(0.005)  # it has locked the file and is about to write its name

@@ -97,7 +97,8 @@ def _end_holder(path: str, busy: StorageBusy, seen: Sidecar, *, kill: bool, caus
     waited = f"a transaction on it could not begin within {TAKEOVER_SECONDS:g} s"
     if not kill:
         raise StorageBusy(
-            f"{busy}; {waited}. With takeover=True the holder is killed, if it is on this machine"
+            f"{busy}; {waited}. With takeover=True (perdure chat --takeover) the holder is killed, if it is on "
+            "this machine"
         ) from cause
     why = "it is not a process of this machine that can be told from others"
     if holder is not None and holder.pid == os.getpid():

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from perdure.cli.chat.scene import Scene
 from perdure.cli.chat.story import Story
-from perdure.cli.entries import TAIL, excerpt, heading
+from perdure.cli.entries import heading, running_lines
 from perdure.cli.inspect import HolderLine
 from perdure.cli.style import Line, line
-from perdure.cli.text import counted, lines_of, one_line, shortened
+from perdure.cli.text import one_line, shortened
 from perdure.harness.documents import Agent, LiveTool
 from perdure.harness.registry import Registry
 from perdure.spaces.documents import SpaceState
@@ -77,13 +77,7 @@ def _recovered(since: int, space: SpaceState | None) -> list[Line]:
 def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
-    output = lines_of(tool["output"])
-    lines: list[Line] = []
-    if output:
-        left_out = tool["dropped_lines"] + max(0, len(output) - TAIL)
-        if left_out:
-            lines.append(line(f"  ┆ {counted(left_out, 'line')}", "dim"))
-        lines += excerpt(output[-TAIL:])
+    lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"])
     if in_space and known is not None and known.effects == "space":
         what = "its command goes on there, or is undone" if known.adoptable else "it is undone and runs again"

@@ -66,6 +66,8 @@ class Options:
     new: bool
     plain: bool
     directory: Path | None
+    takeover: bool
+    """Also of a store that another process has, which is frozen."""
     space: Path | None
     """A directory that is to be the workspace of a Space."""
 
@@ -100,6 +102,7 @@ async def chat(options: Options) -> int:
         extensions=[coding_tools()],
         environment=places.environment_of,
         instructions=INSTRUCTIONS,
+        takeover=options.takeover,
         on_report=terminal.report,
     )
     try:
