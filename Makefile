@@ -22,7 +22,7 @@ help:
 	@echo "make test    the whole test suite: some minutes"
 	@echo "make check   lint, format, types, import rules: a minute"
 	@echo "make bench   the measurements, beside a peer and other tools: an hour"
-	@echo "make campaign  thousands of kills of real processes, each run judged from its files: half an hour"
+	@echo "make campaign  thousands of kills of real processes, each run judged from its files: twenty minutes"
 	@echo "make soak    an hour of steady work, which must leave memory and files flat"
 	@echo "make local-model  the demo with a real small model, compiled here the first time: some minutes"
 	@echo "make clean   remove what the other targets made"
