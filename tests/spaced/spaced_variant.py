@@ -3,6 +3,7 @@
 - ``boot=ID``: another boot of the machine
 - ``syncs=FILE``: a line in FILE for every flush of the workspace
 - ``stall=SECONDS``: the bound on slow clients
+- ``glance=SECONDS``: how often it is looked whether the state directory is there
 - ``immortal``: commands that outlive SIGKILL
 - ``no-children``: a kernel without /proc/PID/task/TID/children
 """
@@ -34,6 +35,8 @@ def main() -> int:
             spaced.sync_filesystem = logged
         elif name == "stall":
             spaced.STALL_S = float(value)
+        elif name == "glance":
+            spaced.GLANCE_S = float(value)
         elif name == "immortal":
             spaced.GONE_S = 0.5
             spaced.Cgroup.kill = lambda self: None

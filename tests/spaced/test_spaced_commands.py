@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -251,6 +252,28 @@ def test_shutdown_kills_everything_if_told(contained: Space, driver: Driver) -> 
     driver.call("shutdown", kill=True)
     assert contained.ended() == 0
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_daemon_whose_state_is_removed_kills_what_lives_and_ends_s40(contained: Space, connected: bool) -> None:
+    contained.patches = ["glance=0.001"]
+    driver = contained.again().driver(1)
+    driver.advance()
+    driver.settle_first()
+    driver.run("setsid sh -c 'echo $$ > left; exec sleep 1000' & sleep 0")
+    driver.start("echo $$ > pid; sleep 1000", ordinal=2)
+    (left,), (running,) = pids_in(contained, "left"), pids_in(contained, "pid")
+    moved = contained.state.rename(contained.folder / "moved")
+    for _ in range(3):
+        driver.ask("wait", key=key(ordinal=2), wait_ms=10)  # longer than two looks are apart
+    assert alive(running)  # a directory that was moved is still there
+    if not connected:
+        driver.close()
+    shutil.rmtree(moved)
+    assert contained.ended() == 0
+    assert not alive(left)
+    assert not alive(running)
+    assert os.path.exists(contained.listen.partition(":")[2])  # it may be the socket of another daemon by now
 
 
 def test_without_the_kernels_list_of_children_descent_is_found_by_parents(make_space: MakeSpace) -> None:

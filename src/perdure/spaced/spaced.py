@@ -2,7 +2,7 @@
 what must outlive it: the fence, the exec ledger and the image record.
 
 One file, standard library only, Python 3.9 or newer, Linux. ``docs/spaced-protocol.md`` describes what it speaks,
-``docs/rules/spaces.md`` what it promises (rules S1 to S38).
+``docs/rules/spaces.md`` what it promises (rules S1 to S40).
 
 How it is built: the **daemon** is one thread. Every request is a generator that it steps; between two ``yield``
 nothing else happens, so that a check and its effect are one step, and at each step a request that a newer driver has
@@ -86,6 +86,8 @@ LINKS = 40
 GONE_S = 10.0
 """How long what was killed may take to be gone."""
 LOCK_S = 10.0
+GLANCE_S = 3.0
+"""Between two looks whether the state directory is still there."""
 JOURNAL_BYTES = 256 * 1024
 JOURNAL_MARGIN = 16 * 1024
 """Room that a start leaves in the journal, so that its exit and an undo can be recorded on a full disk."""
@@ -2268,6 +2270,8 @@ class Loop:
         self.stopping = False
         self.now = time.monotonic()
         self.swept = self.now
+        self.glanced = self.now
+        self.glance: Callable[[], None] = _never
         self.callbacks: deque[Callable[[], None]] = deque()
         self.begin: Callable[[Connection, Json, bytes], None] = _never
         self.step: Callable[[Task], None] = _never
@@ -2298,12 +2302,13 @@ class Loop:
                 self.swept = self.now
                 for connection in [c for c in self.connections if c.is_late(self.now)]:
                     connection.close()
+            if self.now - self.glanced >= GLANCE_S:
+                self.glanced = self.now
+                self.glance()
 
-    def _pause(self) -> float | None:
-        until = self.timers[0][0] if self.timers else None
-        idle = not self.connections
-        pause = None if until is None else max(0.0, until - time.monotonic())
-        return pause if idle else min(1.0, pause if pause is not None else 1.0)
+    def _pause(self) -> float:
+        most = 1.0 if self.connections else GLANCE_S
+        return min(most, max(0.0, self.timers[0][0] - time.monotonic())) if self.timers else most
 
     def offload(self, work: Callable[[], Any]) -> Generator[Wait | None, None, Any]:
         """Run a call in a helper thread. A request that is ended meanwhile waits for it all the same."""
@@ -2622,6 +2627,8 @@ class Daemon:
         self.loop = Loop()
         self.loop.begin = self.begin
         self.loop.step = self.step
+        self.loop.glance = self.glance
+        self.abandoned = False
         self.advanced = False
         self.shims: set[ShimHandle] = set()
         self.runs: dict[str, ShimHandle] = {}
@@ -3419,6 +3426,30 @@ class Daemon:
 
     def _stop(self) -> None:
         self.loop.stopping = True
+
+    def glance(self) -> None:
+        """Without its state nobody finds this daemon again: it kills what lives in the Space, and ends (rule S40)."""
+        try:
+            os.stat(Journal.NAME, dir_fd=self.state_fd)  # wherever the directory was moved to
+        except FileNotFoundError:
+            self.abandoned = True
+            self._kill_abandoned()
+            self._stop()
+        except OSError:
+            return  # a file system in trouble is still there
+
+    def _kill_abandoned(self) -> None:
+        """Without the journal, and in one step: no request goes on after it."""
+        deadline = time.monotonic() + GONE_S
+        for shim in self.shims:
+            shim.kill()
+        while (living := self.living()) and time.monotonic() < deadline:
+            for group in self.groups.values():
+                group.kill()
+            for _, pid in living:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
 
     # --- images
 
@@ -4665,7 +4696,7 @@ def serve(options: Options) -> None:
         with contextlib.suppress(OSError):
             os.rmdir(base)
     sock.close()
-    if address.startswith("unix:"):
+    if address.startswith("unix:") and not daemon.abandoned:  # there, it may be another daemon's by now
         with contextlib.suppress(OSError):
             os.unlink(address[len("unix:") :])
     for descriptor in locks:
