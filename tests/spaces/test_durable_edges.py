@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from durable_kit import World, go
 
+from perdure.harness import calls as module
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.harness import Harness
 from perdure.harness.tool import tool
@@ -400,4 +402,30 @@ async def test_a_call_open_in_a_backup_runs_again_above_the_floor_of_its_later_l
         assert await go(harness) == "done"
         assert await world.results() == [(None, "both")]
         assert world.lines() == ["one", "two"]
+        await world.check()
+
+
+async def test_a_result_that_cannot_be_committed_keeps_no_turn_s146(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, broken = module.write_result, True
+
+    async def written(*args: Any) -> None:
+        nonlocal broken
+        if broken:
+            broken = False
+            raise ValueError("it cannot be written")
+        await write(*args)
+
+    async with world.open(call("bash", command=WAIT)) as harness:
+        root = await harness.root()
+        await root.submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: "one" in world.lines())
+        monkeypatch.setattr(module, "write_result", written)
+        await root.abort()
+        world.gate.touch()
+        submission = await root.submit("go", request_id="two")
+        assert (await asyncio.wait_for(submission.answer(), 10)).text == "done"
+        assert world.lines() == ["one", "two"], "of the second call alone"
         await world.check()

@@ -353,12 +353,20 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self, run: Run[ToolInput, None, Any], result: CallResult, scoped: ScopedCall | None = None
     ) -> Next[None]:
         """The commit that ends the call."""
-        async with run.commit() as tx:
-            if scoped is not None:
-                scope, call = scoped
-                await scope.before_result(tx, call, result)
-            await write_result(tx, run.id, run.conversation_id, run.input, result)
-            moved = tx.abort(run.record.abort_reason or "aborted") if run.aborting else tx.complete(None)
+        try:
+            async with run.commit() as tx:
+                if scoped is not None:
+                    scope, call = scoped
+                    await scope.before_result(tx, call, result)
+                await write_result(tx, run.id, run.conversation_id, run.input, result)
+                moved = tx.abort(run.record.abort_reason or "aborted") if run.aborting else tx.complete(None)
+        except (EnvironmentLost, RunEnded):
+            raise
+        except Exception:
+            if scoped is not None and not run.moved:  # it faults: its end is written without the scope
+                self._opened.pop(run.id, None)
+                await _leave(*scoped, outcome=False)
+            raise
         self._forget(run.id)
         if scoped is not None:
             scope, call = scoped

@@ -42,6 +42,7 @@ from perdure.spaces.errors import (
     SpaceFull,
     SpaceProcessesRemain,
     SpaceRefused,
+    SpaceTooLarge,
     SpaceUnavailable,
 )
 from perdure.spaces.hold import Hold
@@ -197,7 +198,7 @@ class SpaceScope:
     async def _make_ready(self, call: OpenCall) -> None:
         try:
             await (self._take_up(call) if self._only_reads(call) else self._take_in(call))
-        except SpaceFull as error:
+        except (SpaceFull, SpaceTooLarge) as error:
             raise UnfitForImage(f"the Space {self._name} cannot be used now: {error}") from error
 
     async def before_intent(self, tx: Transaction, call: OpenCall) -> JsonValue:
@@ -229,7 +230,7 @@ class SpaceScope:
             return None
         try:
             self._captured[call.id] = await self._capture(pin=call.id, freeze=True, sync=True)
-        except (UnfitForImage, SpaceFull) as error:
+        except (UnfitForImage, SpaceFull, SpaceTooLarge) as error:
             await self._undo(call)  # once: if the Space is lost in it, the call is recovered
             self._note(call, "restored", str(error))
             return ScopeResult(text=f"{error}. What the call did in the workspace was undone.", is_error=True)
