@@ -58,6 +58,8 @@ def test_what_a_command_leaves_is_seen_frozen_thawed_and_killed(contained: Space
     assert (result["state"], result["code"]) == ("exited", 0)
     (pid,) = pids_in(contained, "pid")
     assert alive(pid)
+    # What started it on its way may take a moment to end.
+    eventually(lambda: driver.call("status")[0]["living"] == 1)
     scan = driver.ask("scan", freeze=True)
     assert scan["living"] == 1
     if how != "own environment" or contained.words[1] != "none":
