@@ -16,6 +16,7 @@ from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.harness import Harness
 from perdure.harness.tool import tool
 from perdure.kernel.errors import SessionFailed, StaleEpochError
+from perdure.kernel.session import Settled
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.durable import durable_space
 from perdure.spaces.environment import CallOver
@@ -428,4 +429,25 @@ async def test_a_result_that_cannot_be_committed_keeps_no_turn_s146(
         submission = await root.submit("go", request_id="two")
         assert (await asyncio.wait_for(submission.answer(), 10)).text == "done"
         assert world.lines() == ["one", "two"], "of the second call alone"
+        await world.check()
+
+
+async def test_a_session_that_closes_at_an_outcome_leaves_the_space_at_its_image_s136(world: World) -> None:
+    closing: list[asyncio.Task[Any]] = []
+    async with world.open(call("write", path="a", content="x")) as harness:
+
+        def observe(settled: Settled) -> None:
+            if not closing and any(record.kind == "pi.tool" and not record.live for record in settled.batch.tasks):
+                closing.append(asyncio.create_task(harness.close()))
+
+        harness.session.observe(observe)
+        await (await harness.root()).submit("go", request_id="one")
+        harness.resume()
+        await world.until(lambda: bool(closing))
+        await closing[0]
+    (world.workspace / "a").write_text("of the user")
+    async with world.open(call("bash", command="cat a")) as harness:
+        submission = await (await harness.root()).submit("go", request_id="two")
+        assert (await submission.answer()).text == "done"
+        assert (await world.results())[-1] == (None, "of the user")
         await world.check()

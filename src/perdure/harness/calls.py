@@ -283,7 +283,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             raise
         finally:
             if abandoned and self._opened.pop(run.id, None) is not None and opened.scope is not None:
-                await _leave(opened.scope, opened.call, outcome=False)
+                await _leave(opened.scope, opened.call, outcome=run.moved)
 
     async def _result(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> CallResult:
         """Execute, after_tool, validate the result, bound it."""

@@ -317,7 +317,7 @@ class SpaceEnvironment:
     async def _stop(self, key: ExecKey, cancelled: BaseException | None) -> None:
         """Kill the command and all it left, and wait until they are gone, whoever cancels that (rule S112)."""
         task = asyncio.create_task(self._void_or_kill(key))
-        await _ended(task)
+        await until_ended(task)
         if not task.cancelled() and (problem := task.exception()) is not None:
             raise problem from cancelled
 
@@ -378,7 +378,7 @@ async def _settled(change: Coroutine[None, None, T]) -> T:
     Raises SpaceConnectionLost and StaleEpochError in place of the cancellation: then nobody knows.
     """
     task = asyncio.create_task(change)
-    cancelled = await _ended(task)
+    cancelled = await until_ended(task)
     if cancelled is None:
         return task.result()
     if not task.cancelled() and isinstance(problem := task.exception(), (SpaceConnectionLost, StaleEpochError)):
@@ -386,7 +386,7 @@ async def _settled(change: Coroutine[None, None, T]) -> T:
     raise cancelled
 
 
-async def _ended(task: asyncio.Task[T]) -> asyncio.CancelledError | None:
+async def until_ended(task: asyncio.Task[T]) -> asyncio.CancelledError | None:
     """Wait for the task, and for nothing less; a cancellation that came meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

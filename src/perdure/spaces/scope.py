@@ -34,7 +34,7 @@ from perdure.spaces import image
 from perdure.spaces.capture import Captured, UnfitForImage, capture
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import KEPT_RECOVERIES, OpenIntent, RecoveryKind, RecoveryNote, SpaceImage, SpaceState
-from perdure.spaces.environment import CallOver
+from perdure.spaces.environment import CallOver, until_ended
 from perdure.spaces.errors import (
     ContentChanged,
     ScanForgotten,
@@ -91,8 +91,8 @@ class SpaceScope:
         """Calls whose function has ended; what it left running does nothing more."""
         self._notes: dict[int, _Note] = {}
         """How open calls go on, until it is committed with their outcome or next intent."""
-        self._settled: dict[int, int | None] = {}
-        """Of calls whose outcome is committed: the scan that the new image was taken with."""
+        self._settled: dict[int, tuple[int, int | None]] = {}
+        """Of calls whose outcome is committed: the number of its image, and the scan that this was taken with."""
 
     # --- what the environment asks -----------------------------------------------------------------------------
 
@@ -249,13 +249,18 @@ class SpaceScope:
         self._write_note(tx, state, call)
         state.open = None
         tx.unpin_contents(call.id)
-        self._settled[call.id] = None if captured is None else captured.scan
+        self._settled[call.id] = state.image, None if captured is None else captured.scan
         self._over.add(call.id)
 
     async def leave(self, call: OpenCall, *, outcome: bool) -> None:
         try:
-            if outcome and call.id in self._settled and not self.ending:
-                await self._settle(call)
+            if outcome and call.id in self._settled and self._bound().failed is None:
+                # Also in a session that closes now: else what others change until the next would be taken back.
+                settling = asyncio.ensure_future(self._settle(call))
+                cancelled = await until_ended(settling)
+                settling.result()
+                if cancelled is not None:
+                    raise cancelled
         except (SpaceConnectionLost, SpaceRefused):
             pass  # whoever takes the Space next finds that its image record is not the log's, and restores it
         finally:
@@ -266,12 +271,10 @@ class SpaceScope:
 
     async def _settle(self, call: OpenCall) -> None:
         """The Space stands at the image of the outcome; its keys are forgotten, what lives in it goes on."""
-        _, number = await self._image()
-        stand = await self.client.settle(
-            commit=number, scan=self._settled.get(call.id), floor=self._above(call), thaw=True
-        )
+        number, scan = self._settled[call.id]
+        stand = await self.client.settle(commit=number, scan=scan, floor=self._above(call), thaw=True)
         self._held().image = stand.image
-        if self._reclaiming is not None:
+        if self._reclaiming is not None and not self.ending:
             self._reclaiming.image_made()
 
     # --- recovery ----------------------------------------------------------------------------------------------
