@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import json
 import os
 import shutil
@@ -15,14 +16,17 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from perdure import Harness, SqliteStorage, coding_tools
 from perdure.cli.app import app
+from perdure.cli.space import ending
 from perdure.kernel.reports import Report
 from perdure.spaces import LocalSpaces, compare, durable_space
+from perdure.spaces.local_processes import mark_of
 from perdure.testing.model import Call, ScriptedModel, call, say
 
 NAME = b"caf\xe9"
@@ -237,6 +241,97 @@ def test_recovery_folders_are_named_s142(place: Place) -> None:
     kept = [Path(folder) / "mine" for folder in local["recovery"]]
     assert [path.read_text() for path in kept if path.exists()] == ["mine"]
     assert f"recovery folder {local['recovery'][0]}" in place.said("show", place.store, place.spaces)
+
+
+def test_a_space_beside_a_workspace_is_found_from_the_directory_of_both_s164(place: Place) -> None:
+    for name in ("work", "other"):
+        (place.folder / name).mkdir()
+        asyncio.run(open_at(place.folder / name))
+    (place.folder / ".none.perdure").touch()
+    try:
+        lines = [json.loads(line) for line in place.said("ls", place.folder, "--json").splitlines()]
+        assert [(line["name"], line["workspace"]) for line in lines] == [
+            ("other", str(place.folder / "other")),
+            ("work", str(place.folder / "work")),
+        ]
+        assert "say which with --name" in place.call("stop", place.folder).output
+        assert "daemon" in place.said("stop", place.folder, "--name", "work")
+        assert "  ended  " in place.said("ls", place.folder / "work")
+        assert "  daemon " in place.said("ls", place.folder / "other")
+    finally:
+        for name in ("work", "other"):
+            asyncio.run(LocalSpaces(place.folder / f".{name}.perdure").delete(name))
+
+
+async def open_at(work: Path) -> None:
+    await LocalSpaces.at(work)
+
+
+# --- stop and rm -------------------------------------------------------------------------------------------------
+
+
+def test_a_space_is_stopped_with_all_that_lives_in_it_s117(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.work(call("bash", command="echo kept > file; setsid sleep 1000 > /dev/null 2>&1 & echo $! > ../pid"))
+    left = int((place.workspace().parent / "pid").read_text())
+    (line,) = [json.loads(line) for line in place.said("ls", place.spaces, "--json").splitlines()]
+    assert line["living"] == 1
+    monkeypatch.chdir(place.spaces)
+    assert place.said("stop", "one") == (
+        f"Space one: ended daemon {line['daemon']} and 1 process; its files and its state stay\n"
+    )
+    assert mark_of(left) is None
+    assert mark_of(line["daemon"]) is None
+    assert (place.workspace() / "file").read_text() == "kept\n"
+    assert place.said("stop", place.spaces) == "Space one: nothing ran\n"
+    refused = place.call("stop", "two")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "has no Space named 'two'; it has one" in refused.stderr
+    place.work(call("bash", command="cat file"))
+    assert place.said("show", place.store).splitlines()[2].startswith("generation 1; 2 calls")
+
+
+@pytest.mark.parametrize("daemon", ["killed", "frozen"])
+def test_commands_without_a_daemon_that_answers_are_stopped_s117(place: Place, daemon: str) -> None:
+    place.work(call("bash", command="setsid sleep 1000 > /dev/null 2>&1 & echo $! > ../pid"))
+    left = int((place.workspace().parent / "pid").read_text())
+    (line,) = [json.loads(line) for line in place.said("ls", place.spaces, "--json").splitlines()]
+    os.kill(line["daemon"], signal.SIGKILL if daemon == "killed" else signal.SIGSTOP)
+    ended = "" if daemon == "killed" else f"daemon {line['daemon']} and "
+    assert place.said("stop", place.spaces) == f"Space one: ended {ended}1 process; its files and its state stay\n"
+    assert mark_of(left) is None
+    assert mark_of(line["daemon"]) is None
+
+
+def test_a_space_is_deleted_only_if_that_is_confirmed_s167(place: Place) -> None:
+    work = place.folder / "work"
+    work.mkdir()
+    (work / "mine").write_text("mine")
+    asyncio.run(open_at(work))
+    refused = place.call("rm", work)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--yes deletes without asking" in refused.stderr
+    assert "  daemon " in place.said("ls", work)
+    kept = place.folder / ".work.perdure"
+    assert place.said("rm", work, "--yes") == f"deleted the Space work in {kept}; its workspace {work} stays\n"
+    assert (work / "mine").read_text() == "mine"
+    assert place.said("ls", work) == "no Spaces yet\n"
+    place.work(call("bash", command="true"))
+    assert place.said("rm", place.spaces, "--yes") == f"deleted the Space one in {place.spaces}\n"
+    assert not place.workspace().exists()
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_at_a_terminal_it_is_asked_first_s167(place: Place, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.work(call("bash", command="true"))
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(ending, "sys", SimpleNamespace(stdin=Terminal()))
+    done = CliRunner().invoke(app, ["space", "rm", str(place.spaces)], input=f"{answer}\n")
+    assert f"the Space one in {place.spaces}, with its workspace {place.workspace()}" in done.stderr
+    assert (done.exit_code == 0, place.workspace().exists()) == (answer == "y", answer == "n")
 
 
 # --- diff --------------------------------------------------------------------------------------------------------

@@ -35,9 +35,9 @@ class LocalSpaces:
     their processes, ``Space.containment`` says: with a cgroup that this user may write it kills and freezes all of
     them; without, it finds them by parent and by a tag in their environment, best effort (rule S106).
 
-    The daemon is started by ``open`` and ends with ``delete`` or the machine, not with this process. It, and so every
-    command, has the environment it was started with: ``env``, or all of this process's as it is then, keys and
-    secrets included; a daemon that runs already keeps its own.
+    The daemon is started by ``open`` and ends with ``stop``, ``delete`` or the machine, not with this process. It, and
+    so every command, has the environment it was started with: ``env``, or all of this process's as it is then, keys
+    and secrets included; a daemon that runs already keeps its own.
 
     ``python``: the interpreter of the daemon, 3.9 or newer; None: this process's. ``containment``: "auto" takes the
     best there is, another choice refuses to start without it. ``start_s``: how long a daemon may take to serve.
@@ -119,16 +119,40 @@ class LocalSpaces:
 
     async def restart(self, name: str) -> Space:
         """End the daemon, which may hang, and start another; commands run on meanwhile (rule S107)."""
-        absent = SpaceUnavailable(f"there is no Space {name} in {self._directory}; open it to make one")
         if not await self._known(name):
-            raise absent
+            raise self._absent(name)
         async with self._locked(name) as folder:
             record = await self._call(_found, folder)
             if record is None:
-                raise absent
+                raise self._absent(name)
             if record.daemon is not None:
                 await self._call(local_processes.end, record.daemon, term_s=_TERM_S)
             return await self._running(folder, record)
+
+    async def stop(self, name: str) -> Status | None:
+        """End the daemon and kill everything that lives in the Space; its folder and workspace stay, and the next
+        ``open`` starts a daemon. What is killed is done by a daemon: where none answers, one is started for it.
+
+        What the daemon said before it ended; None: the Space was lost, and what was known of it is killed. Raises
+        SpaceUnavailable, also if there is no such Space, and SpaceProcessesRemain.
+        """
+        if not await self._known(name):
+            raise self._absent(name)
+        async with self._locked(name) as folder:
+            record = await self._call(folder.read_record)
+            if not record.live:
+                raise self._absent(name)
+            if await self._call(folder.find, record) is None:
+                await self._call(folder.end_lost, record)
+                return None
+            try:
+                space = await self._running(folder, record)
+            except SpaceUnavailable:
+                if record.daemon is None:
+                    raise
+                await self._call(local_processes.end, record.daemon, term_s=_TERM_S)  # it hangs
+                space = await self._running(folder, record)
+            return await self._shut_down(space, folder)
 
     async def delete(self, name: str) -> None:
         """Kill everything that lives in the Space and remove its folder; a workspace of the user's stays as it is.
@@ -159,6 +183,9 @@ class LocalSpaces:
                 f"the Spaces in {self._directory} cannot be used: {error.strerror or error}"
                 + (f" ({error.filename})" if error.filename else "")
             ) from error
+
+    def _absent(self, name: str) -> SpaceUnavailable:
+        return SpaceUnavailable(f"there is no Space {name} in {self._directory}; open it to make one")
 
     def _folder(self, name: str) -> Folder:
         return local_folder.folder_of(self._directory, name)
@@ -205,15 +232,18 @@ class LocalSpaces:
         await self._call(folder.note_daemon, record, status.pid)
         return Space(address.contained(status.containment), self)
 
-    async def _shut_down(self, space: Space, folder: Folder) -> None:
+    async def _shut_down(self, space: Space, folder: Folder) -> Status:
+        """What the daemon said before."""
         async with await space.connect() as client:
-            mark = local_processes.mark_of(client.seen.pid)
+            seen = client.seen
+            mark = local_processes.mark_of(seen.pid)
             try:
                 await client.shutdown(kill=True)
             except SpaceConnectionLost as error:
                 raise SpaceUnavailable(f"the Space {space.name} did not end: {error}") from error
         if mark is not None and not await self._call(local_processes.wait_gone, mark, local_processes.GONE_S):
             raise SpaceUnavailable(f"the daemon of the Space {space.name}, process {mark.pid}, does not end")
+        return seen
 
 
 async def _status(address: SpaceAddress) -> Status:

@@ -239,6 +239,16 @@ def beside(workspace: str) -> str:
     return os.path.join(parent, f".{name}{HOME}")
 
 
+def besides(directory: str) -> list[str]:
+    """Where the Spaces of the workspaces in a directory are kept, by name; none where it cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            found = [entry.path for entry in entries if entry.name.startswith(".") and entry.name.endswith(HOME)]
+    except OSError:
+        return []
+    return sorted(path for path in found if os.path.basename(path) != HOME)
+
+
 def name_for(workspace: str) -> str:
     """A name for the Space of a directory: the directory's own, as far as a Space can have it."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(workspace))[:100]

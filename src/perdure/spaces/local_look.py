@@ -45,7 +45,8 @@ class LocalLook:
 
 
 async def look(directory: str | os.PathLike[str]) -> list[LocalLook]:
-    """The Spaces that are kept in a directory, or the one whose workspace it is; none if there are none.
+    """The Spaces that are kept in a directory, those kept beside the workspaces in it, or the one whose workspace it
+    is; none if there are none.
 
     Raises SpaceUnavailable if what is stored of one is damaged.
     """
@@ -54,12 +55,16 @@ async def look(directory: str | os.PathLike[str]) -> list[LocalLook]:
 
 def _folders(directory: str | os.PathLike[str]) -> list[Folder]:
     root = os.path.realpath(directory)
-    inside = [local_folder.folder_of(root, name) for name in local_folder.names(root)]
+    if not os.path.isdir(root):
+        return []
+    inside = [folder for kept in (root, *local_folder.besides(root)) for folder in _kept(kept)]
     if inside or os.path.dirname(root) == root:
         return inside
-    beside = local_folder.beside(root)
-    folders = [local_folder.folder_of(beside, name) for name in local_folder.names(beside)]
-    return [folder for folder in folders if folder.workspace(folder.read_record()) == root]
+    return [folder for folder in _kept(local_folder.beside(root)) if folder.workspace(folder.read_record()) == root]
+
+
+def _kept(directory: str) -> list[Folder]:
+    return [local_folder.folder_of(directory, name) for name in local_folder.names(directory)]
 
 
 async def _look(folder: Folder) -> LocalLook:

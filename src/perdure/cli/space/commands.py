@@ -97,3 +97,29 @@ def restore(
     from perdure.cli.space.restore import restore as run_restore
 
     render(run_command("space restore", run_restore(store, target, name)))
+
+
+Ended = Annotated[
+    Path,
+    typer.Argument(metavar="DIR|NAME", help="Where Spaces are kept, a workspace, or the name of a Space kept here."),
+]
+
+
+@app.command()
+def stop(place: Ended, name: Name = None) -> None:
+    """End the daemon of a Space and everything that lives in it. Its files and its state stay."""
+    from perdure.cli.space.ending import stop as run_stop
+
+    typer.echo(run_command("space stop", run_stop(place, name)))
+
+
+@app.command()
+def rm(
+    place: Ended,
+    name: Name = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a Space for ever, with what lives in it. A workspace that was yours before stays, and so does the log."""
+    from perdure.cli.space.ending import rm as run_rm
+
+    raise typer.Exit(run_command("space rm", run_rm(place, name, yes=yes)))

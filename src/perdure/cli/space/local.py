@@ -69,7 +69,7 @@ def told(line: LocalLine) -> list[str]:
 
 
 async def spaces_at(place: Path) -> list[LocalLook]:
-    """Those that are kept in a directory, or whose workspace it is. Raises CommandError."""
+    """Those that are kept in a directory or beside a workspace in it, or whose workspace it is. Raises CommandError."""
     _check(place)
     return await look(place)
 
@@ -87,7 +87,10 @@ async def chosen_local(place: Path, wanted: str | None) -> LocalLook:
     names = ", ".join(each.folder.name for each in found)
     if wanted is None and len(found) > 1:
         raise CommandError(f"{place} has several Spaces: {names}; say which with --name")
-    for each in found:
-        if wanted is None or each.folder.name == wanted:
-            return each
-    raise CommandError(f"{place} has no Space named {wanted!r}; it has {names}")
+    meant = [each for each in found if wanted is None or each.folder.name == wanted]
+    if not meant:
+        raise CommandError(f"{place} has no Space named {wanted!r}; it has {names}")
+    if len(meant) > 1:
+        homes = ", ".join(printable(each.folder.directory) for each in meant)
+        raise CommandError(f"{place} has several Spaces named {wanted!r}; say which directory it is kept in: {homes}")
+    return meant[0]
