@@ -1,4 +1,4 @@
-"""``perdure space``: what is told of Spaces, compared, written out; nothing is changed by it (S164 to S166)."""
+"""``perdure space``: what is told of Spaces, compared, written out; stopped and deleted (S117, S164 to S167)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure import Harness, SqliteStorage, coding_tools
 from perdure.cli.app import app
 from perdure.cli.space import ending
 from perdure.kernel.reports import Report
-from perdure.spaces import LocalSpaces, compare, durable_space
+from perdure.spaces import LocalSpaces, compare, connection, durable_space
 from perdure.spaces.local_processes import mark_of
 from perdure.testing.model import Call, ScriptedModel, call, say
 
@@ -291,11 +291,14 @@ def test_a_space_is_stopped_with_all_that_lives_in_it_s117(place: Place, monkeyp
 
 
 @pytest.mark.parametrize("daemon", ["killed", "frozen"])
-def test_commands_without_a_daemon_that_answers_are_stopped_s117(place: Place, daemon: str) -> None:
+def test_commands_without_a_daemon_that_answers_are_stopped_s117(
+    place: Place, daemon: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.work(call("bash", command="setsid sleep 1000 > /dev/null 2>&1 & echo $! > ../pid"))
     left = int((place.workspace().parent / "pid").read_text())
     (line,) = [json.loads(line) for line in place.said("ls", place.spaces, "--json").splitlines()]
     os.kill(line["daemon"], signal.SIGKILL if daemon == "killed" else signal.SIGSTOP)
+    monkeypatch.setattr(connection, "HELLO_S", 2.0)
     ended = "" if daemon == "killed" else f"daemon {line['daemon']} and "
     assert place.said("stop", place.spaces) == f"Space one: ended {ended}1 process; its files and its state stay\n"
     assert mark_of(left) is None
