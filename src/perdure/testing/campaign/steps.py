@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -92,9 +92,9 @@ class Fault:
     armed_at: str = ""
     """The driver's point where a point of the daemon is armed; empty for one of the driver's own."""
 
-    def stand(self, skip: int = 0) -> Stand:
+    def stand(self) -> Stand:
         point = self.armed_at or self.point
-        return Stand(point=point, action="stop", step=0 if "connect" in point else TARGET, skip=skip)
+        return Stand(point=point, action="stop", step=0 if "connect" in point else TARGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def attack(case: StepCase) -> Callable[[Play], None]:
         if case.situation != "under_way":
             _SITUATIONS[case.situation](play, case.kind)
         faults = list(case.faults)
-        play.begin(*_stands(faults, connects=int(case.situation == "under_way")))
+        play.begin(*_stands(faults))
         while faults:
             fault = faults.pop(0)
             first = len(faults) == len(case.faults) - 1
@@ -208,23 +208,10 @@ def attack(case: StepCase) -> Callable[[Play], None]:
     return act
 
 
-def _stands(faults: Sequence[Fault], *, connects: int = 0) -> list[Stand]:
-    """Where a life stands still: for all faults up to the first that it does not survive.
-
-    ``connects``: so often it connects to the Space before the target.
-    """
-    seen: Counter[str] = Counter()
-    stands: list[Stand] = []
-    for fault in faults:
-        point = fault.stand().point
-        skip = seen[point]
-        if point == "commit.connect.before":
-            skip += seen["commit.connect.after"]  # of a connection that has been made by then
-        stands.append(fault.stand(skip + (connects if "connect" in point else 0)))
-        seen[point] += 1
-        if fault.victim in ("driver", "both"):
-            break
-    return stands
+def _stands(faults: Sequence[Fault]) -> list[Stand]:
+    """Where a life stands still: for all faults up to the first that it does not survive."""
+    ends = [number for number, fault in enumerate(faults) if fault.victim in ("driver", "both")]
+    return [fault.stand() for fault in faults[: ends[0] + 1 if ends else None]]
 
 
 def _strike(play: Play, fault: Fault, rest: Sequence[Fault], *, patience: float) -> bool:
@@ -294,7 +281,8 @@ def _kill(play: Play, victim: Victim) -> None:
 def _release(play: Play, point: str) -> None:
     """What is held goes on; it may be gone. A shim may be held by a daemon that is."""
     if point.startswith("shim."):
-        play.world.go_on()
+        with suppress(Stuck):  # It says that it is held before it stops; or somebody has killed it.
+            until("a shim is stopped", play.world.go_on, 1.0)
         return
     try:
         with Control(play.world.space) as control:

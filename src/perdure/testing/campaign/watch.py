@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -38,8 +39,6 @@ class Stand(msgspec.Struct, frozen=True, kw_only=True):
     action: Action
     step: int = 0
     """0: of any step."""
-    skip: int = 0
-    """After so many times."""
 
 
 class Watch:
@@ -47,7 +46,8 @@ class Watch:
 
     def __init__(self, descriptor: int, stands: Sequence[Stand]) -> None:
         self._descriptor = descriptor
-        self._stands = {stand: stand.skip for stand in stands}
+        self._stands = deque(stands)
+        """In their order: a later one counts once the earlier ones are over."""
         self._steps: dict[int, int] = {}
         """Of each call's task."""
 
@@ -56,18 +56,11 @@ class Watch:
 
     def at(self, point: str, step: int, **more: object) -> None:
         """The process is at this point now."""
-        chosen: Stand | None = None
-        for stand, skip in list(self._stands.items()):
-            if stand.point != point or stand.step not in (0, step):
-                continue
-            if skip:
-                self._stands[stand] = skip - 1
-            elif chosen is None:
-                chosen = stand
-        if chosen is None:
+        chosen = self._stands[0] if self._stands else None
+        if chosen is None or chosen.point != point or chosen.step not in (0, step):
             self.tell(at=point, step=step, **more)
             return
-        del self._stands[chosen]
+        self._stands.popleft()
         self.tell(at=point, step=step, stands=chosen.action, **more)
         os.kill(os.getpid(), signal.SIGKILL if chosen.action == "kill" else signal.SIGSTOP)
 

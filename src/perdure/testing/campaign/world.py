@@ -210,12 +210,13 @@ class World:
                 os.kill(pid, signal.SIGKILL)
         return living
 
-    def go_on(self) -> None:
-        """SIGCONT to what lives in the Space and is stopped."""
-        for pid in self.living():
-            with contextlib.suppress(OSError):
-                if state_of(pid) == "T":
-                    os.kill(pid, signal.SIGCONT)
+    def go_on(self) -> bool:
+        """SIGCONT to what lives in the Space and is stopped; whether anything was."""
+        stopped = [pid for pid in self.living() if state_of(pid) == "T"]
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return bool(stopped)
 
     # --- the end
 
