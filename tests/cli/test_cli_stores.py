@@ -210,7 +210,7 @@ async def test_a_run_that_is_under_way_is_said_to_be(path: Path) -> None:
         root = await harness.root()
         await root.submit("Dig.")
         await pit.begun.wait()
-        assert (await perdure("show", path)).output.endswith("— a run is under way\n")
+        assert "\n— a run is under way\n▸ dig" in (await perdure("show", path)).output
         pit.enough.set()
         await root.idle()
         assert "under way" not in (await perdure("show", path)).output
