@@ -34,7 +34,7 @@ AGAIN_S: Final = 4.0
 CLAIMS: Final = Claims(
     kills=600,
     faults={"daemon": 300, "shim": 5, "cut": 30, "processes": 15, "lost": 60},
-    recoveries={"adopted": 120, "reattached": 10, "restored": 120, "rerun": 200, "not_started": 40},
+    recoveries={"adopted": 120, "reattached": 20, "restored": 120, "rerun": 200, "not_started": 40},
 )
 """Of all cases."""
 
@@ -203,6 +203,8 @@ def attack(case: StepCase) -> Callable[[Play], None]:
                     raise Stuck(f"it never came to {fault.point}")
                 play.tally.faults["missed"] += 1
                 play.world.record({"runner": f"it never came to {fault.point}"})
+        if case.situation == "running":
+            _stands_still(play, None)
         play.world.open_gate(TARGET)
 
     return act
@@ -256,10 +258,15 @@ def _strike(play: Play, fault: Fault, rest: Sequence[Fault], *, patience: float)
     return True
 
 
-def _stands_still(play: Play, stand: Stand) -> bool:
+def _stands_still(play: Play, stand: Stand | None) -> bool:
+    """Wait for it; None: until the call was recovered. What comes after its recovery needs its gate open."""
     while (event := play.life.next()) is not None:
-        if event.get("at") == stand.point and "stands" in event:
+        if stand is not None and event.get("at") == stand.point and "stands" in event:
             return True
+        if event.get("at") == "recover.end":
+            play.world.open_gate(TARGET)
+            if stand is None:
+                return True
         if "answered" in event:
             return False
     play.died(play.life)
