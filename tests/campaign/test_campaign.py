@@ -18,7 +18,8 @@ from perdure.testing.campaign.nursery import Nursery
 from perdure.testing.campaign.play import Play, play, undisturbed
 from perdure.testing.campaign.script import VARIANTS, Script, script_of
 from perdure.testing.campaign.tally import Claims, Tally
-from perdure.testing.campaign.world import World
+from perdure.testing.campaign.watch import Stand
+from perdure.testing.campaign.world import World, until
 
 STEPS = (
     "under_way.slow+commit.intent.after/driver",
@@ -243,3 +244,17 @@ def task_left(run: Path) -> None:
 def test_the_judge_finds_what_is_wrong_p12(run: Path, spoil: Callable[[Path], None], words: str) -> None:
     spoil(run)
     assert any(words in line for line in found(run)), found(run)
+
+
+# --- the end of a runner ----------------------------------------------------------------------------------------
+
+
+def test_processes_of_a_campaign_end_with_its_runner(tmp_path: Path) -> None:
+    nursery = Nursery()
+    played = Play(World(nursery, tmp_path), 1)
+    life = played.begin(Stand(point="commit.intent.after", action="stop", step=1))
+    life.wait_for("it stands still", lambda event: "stands" in event)
+    until("it is frozen", life.stopped)
+    nursery.close()
+    until("it is gone", life.ended)
+    played.world.lose_space()

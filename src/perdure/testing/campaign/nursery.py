@@ -73,15 +73,20 @@ def _serve() -> None:
     for name in _LATER:
         importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its runner
+    alive: set[int] = set()
     while line := sys.stdin.buffer.readline():
         command = msgspec.json.decode(line, type=_Command)
         if command.start is not None:
             answer = _Answer(pid=_born(command.start))
+            alive.add(answer.pid)
         else:
             assert command.reap is not None, "one of the two"
             answer = _Answer(status=os.waitstatus_to_exitcode(os.waitpid(command.reap, 0)[1]))
+            alive.discard(command.reap)
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
+    for pid in alive:  # The runner is gone; one that is frozen would stay so for ever.
+        os.kill(pid, signal.SIGKILL)
 
 
 def _born(life: Life) -> int:
