@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -258,3 +259,5 @@ def test_processes_of_a_campaign_end_with_its_runner(tmp_path: Path) -> None:
     nursery.close()
     until("it is gone", life.ended)
     played.world.lose_space()
+    played.world._told.close()
+    os.close(life._events)
