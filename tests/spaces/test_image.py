@@ -13,6 +13,7 @@ from perdure.kernel.draft import DraftObject, Recorder
 from perdure.kernel.ops import apply as replay
 from perdure.spaces import image
 from perdure.spaces.image import Change, Directory, Entry, File, Link
+from perdure.spaces.wire import CHUNK_BYTES
 
 NAMES = st.sampled_from([b"a", b"b", b"\xff\xfe", b"-n", b"new\nline", "é".encode(), b" "])
 FILES = st.builds(
@@ -124,7 +125,7 @@ def test_the_digests_of_an_image_are_those_of_its_chunks_s134() -> None:
         {
             b"empty": File(0o644, 0, "e" * 64),
             b"small": File(0o644, 5, "1" * 64),
-            b"large": File(0o644, image.CHUNK_BYTES + 1, "2" * 64, ("3" * 64, "4" * 64)),
+            b"large": File(0o644, CHUNK_BYTES + 1, "2" * 64, ("3" * 64, "4" * 64)),
             b"link": Link("small"),
         }
     )

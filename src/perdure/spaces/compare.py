@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from perdure.spaces import image
 from perdure.spaces.image import Directory, Entry, File, Link, Tree
+from perdure.spaces.wire import CHUNK_BYTES
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -136,7 +137,7 @@ def _file(path: bytes) -> Entry | str:
 def _chunk(descriptor: int) -> bytes:
     """The next chunk: short reads are none at the end of a file alone."""
     parts: list[bytes] = []
-    left = image.CHUNK_BYTES
+    left = CHUNK_BYTES
     while left and (block := os.read(descriptor, left)):
         parts.append(block)
         left -= len(block)

@@ -15,9 +15,6 @@ import msgspec
 
 from perdure.kernel.json import JsonValue
 
-CHUNK_BYTES = 1 << 20
-"""Contents are kept in chunks of this size; the last one of a file is shorter."""
-
 
 class File(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     mode: int
