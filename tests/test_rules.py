@@ -9,6 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md", "S": "spaces.md"}
+BLOCKS = {
+    "S": [1, 100, 130],  # the daemon; its client and providers; the durable mode
+    "H": [1, 200, 220, 240, 260, 280],  # of all; compaction; hooks and gates; limits; events; telemetry
+    "K": [1, 220],  # of all; upkeep
+}
+"""Where the numbers of a part of the rules begin."""
 DEFINITION = re.compile(r"^(?:- |\| )\*\*([KTHPS])(\d+)\*\*", re.MULTILINE)
 CITATION = re.compile(r"\b[Rr]ules?((?:(?:,| and| to|-)?\s*[KTHPS]\d[\d.]*)+)")
 
@@ -22,8 +28,7 @@ def defined(letter: str) -> list[int]:
 
 @pytest.mark.parametrize("letter", sorted(FILES))
 def test_every_number_is_given_once_and_none_is_left_out(letter: str) -> None:
-    # The rules of Spaces come in blocks: the daemon, the client and its providers, the durable mode.
-    firsts = [1, 100, 130] if letter == "S" else [1]
+    firsts = BLOCKS.get(letter, [1])
     numbers = sorted(defined(letter))
     for first, following in zip(firsts, [*firsts[1:], 10_000], strict=True):
         block = [number for number in numbers if first <= number < following]

@@ -17,6 +17,29 @@ from perdure.kernel.records import EMPTY_OBJECT, NULL
 # --- documents ----------------------------------------------------------------------------------------------
 
 
+class CompactionSettings(TypedDict, total=False):
+    """What a conversation says of its own compaction, in place of the host's policy; absent: as the host says."""
+
+    enabled: bool
+    reserve_tokens: int
+    keep_recent_tokens: int
+    background_tokens: int
+
+
+class LimitSettings(TypedDict, total=False):
+    """A conversation's own limits, in place of the host's for each conversation; absent: as the host says; None:
+    none."""
+
+    cost_nano_usd: int | None
+    """Billionths of a US dollar."""
+    tokens: int | None
+    """Of every kind together."""
+    turns: int | None
+    tool_calls: int | None
+    run_ms: int | None
+    """Time in runs."""
+
+
 class Agent(
     Document, kind="pi.agent", version=1, scope="conversation", history="rewindable", fork="as_of", builtin=True
 ):
@@ -31,6 +54,8 @@ class Agent(
     """Selected by name; None: all of the selected extensions'."""
     instructions: str = ""
     cwd: str | None = None
+    compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
 
 
 class Meta(Document, kind="pi.meta", version=1, scope="conversation", fork="initial", builtin=True):
@@ -54,6 +79,8 @@ class LiveRun(TypedDict):
     started_at: int
     turn: int
     """Model responses so far."""
+    compacted: NotRequired[bool]
+    """It has waited for a compaction."""
 
 
 class LivePart(TypedDict):
@@ -94,6 +121,36 @@ class LiveRetry(TypedDict):
     message: str
 
 
+CompactionReason: TypeAlias = Literal["manual", "background", "threshold", "overflow"]
+"""Somebody asked for it; the context comes near the point where a run waits; it is beyond that point; the provider
+said that it is too long."""
+
+
+class LiveCompaction(TypedDict):
+    """A compaction on its way, by task id."""
+
+    reason: CompactionReason
+    started_at: int
+    attempt: int
+    until: int | None
+    """When the summary is asked for again, after a failure that passes; None: it is being made."""
+    code: str | None
+    """Of the failure it waits after."""
+    message: str | None
+
+
+class CompactionFailure(TypedDict):
+    """The newest compaction that failed; None once another was placed."""
+
+    task: int
+    reason: CompactionReason
+    at: int
+    code: str
+    message: str
+    run: int | None
+    """The generation task of the run it failed in: in that run none is begun by itself again."""
+
+
 class Live(Document, kind="pi.live", version=1, scope="conversation", fork="initial", builtin=True):
     """What goes on right now. The conversation is busy exactly while ``run`` is set."""
 
@@ -101,6 +158,8 @@ class Live(Document, kind="pi.live", version=1, scope="conversation", fork="init
     message: LiveMessage | None = None
     tools: dict[str, LiveTool] = field(default_factory=dict)
     retry: LiveRetry | None = None
+    compactions: dict[str, LiveCompaction] = field(default_factory=dict)
+    compaction_failure: CompactionFailure | None = None
 
 
 InboxMode: TypeAlias = Literal["steer", "follow_up", "write"]
@@ -154,6 +213,10 @@ class UsageTotals(Document, kind="pi.usage", version=1, scope="conversation", fo
     """By ``provider:name``."""
     tools: dict[str, ToolTotals] = field(default_factory=dict)
     """By tool name, as its results report."""
+    turns: int = 0
+    """Responses of models."""
+    run_ms: int = 0
+    """Time in runs that have ended, from the commit that admitted the input to that of the last outcome."""
 
 
 class DeletedUsage(Document, kind="pi.usage-deleted", version=1, scope="session", builtin=True):
@@ -170,6 +233,7 @@ ASSISTANT = "pi.assistant"
 SYSTEM = "pi.system"
 TOOL_RESULT = "pi.tool-result"
 RESET = "pi.reset"
+COMPACTION = "pi.compaction"
 
 
 # --- inputs of built-in tasks -------------------------------------------------------------------------------
@@ -203,6 +267,17 @@ class SystemData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every section of its time, in place of all that was shown before."""
 
 
+class CompactionData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``data`` of a ``pi.compaction`` entry, beside the one user message that holds the summary."""
+
+    task: int
+    reason: CompactionReason
+    tokens_before: int
+    """Of the context it replaced, as estimated."""
+    model: str | None = None
+    """``provider:name``; None: a hook gave the summary."""
+
+
 class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``data`` of a ``pi.tool-result`` entry, beside its one message."""
 
@@ -230,6 +305,8 @@ UnansweredReason: TypeAlias = Literal[
     "run_failed",
     "model_error",
     "no_model",
+    "limit",
+    "gate",
     "faulted",
     "missing_task",
     "task_too_old",
