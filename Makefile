@@ -74,6 +74,8 @@ campaign: $(STAMP)
 	@$(BIN)/perdure crash --mode transactional --runs 100 --jobs 2
 	@$(BIN)/perdure crash --mode steps --jobs 2
 	@$(BIN)/perdure crash --mode stale --runs 25 --jobs 2
+	@echo "The nasty workspaces, at full size"
+	@PERDURE_TEST_FULL_SIZE=1 $(BIN)/python -m pytest -q --timeout 900 tests/spaces/test_nasty_workspaces.py
 
 soak: $(STAMP)
 	@$(BIN)/python benchmarks/soak.py
