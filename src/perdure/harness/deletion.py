@@ -75,3 +75,4 @@ async def _count(tx: Transaction) -> None:
         kept = await tx.draft(DeletedUsage)
         total = summed([kept, *used])
         kept.models, kept.tools = dict(total.models), dict(total.tools)
+        kept.turns, kept.run_ms = total.turns, total.run_ms

@@ -224,6 +224,8 @@ class DeletedUsage(Document, kind="pi.usage-deleted", version=1, scope="session"
 
     models: dict[str, ModelTotals] = field(default_factory=dict)
     tools: dict[str, ToolTotals] = field(default_factory=dict)
+    turns: int = 0
+    run_ms: int = 0
 
 
 # --- entries ------------------------------------------------------------------------------------------------

@@ -158,7 +158,10 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         self._sent[run.id] = await self._costs.priced(sent)
         try:
             async with run.commit() as tx:
-                add_attempt(await tx.draft(UsageTotals), self._sent[run.id])
+                totals = await tx.draft(UsageTotals)
+                add_attempt(totals, self._sent[run.id])
+                if isinstance(outcome, AssistantMessage):
+                    totals.turns += 1
                 (await tx.draft(Live)).message = None
                 return await self._classify(run, tx, pinned, outcome)
         finally:

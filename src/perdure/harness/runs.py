@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
-from perdure.harness.documents import Live, UnansweredReason
+from perdure.harness.documents import Live, UnansweredReason, UsageTotals
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, place, withdraw
 from perdure.harness.prepare import prepare_along
@@ -84,7 +84,8 @@ async def final_boundary(host: Host, tx: Transaction, conversation_id: int) -> N
 
 
 async def clear_run(tx: Transaction, conversation_id: int, ending: Answered | NoAnswer) -> None:
-    """The conversation is no longer busy; the run's inputs are settled. What waits keeps waiting."""
+    """The conversation is no longer busy; the run's inputs are settled, its time is counted (rule H241). What waits
+    keeps waiting."""
     live = await tx.draft(Live, conversation=conversation_id)
     assert live.run is not None, "only a run ends"
     for id in live.run["inputs"]:
@@ -94,6 +95,8 @@ async def clear_run(tx: Transaction, conversation_id: int, ending: Answered | No
         else:
             settled = structs.replace(submission, status="unanswered", reason=ending.reason, detail=ending.detail)
         await tx.put_submission(settled)
+    totals = await tx.draft(UsageTotals, conversation=conversation_id)
+    totals.run_ms += max(0, tx.at - live.run["started_at"])  # clocks of two processes may differ
     live.run = None
     live.message = None
     live.retry = None

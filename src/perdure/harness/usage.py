@@ -1,4 +1,4 @@
-"""What models and tools have used, added up attempt by attempt in ``pi.usage`` (rules H76, H157, H158).
+"""What models and tools have used, added up attempt by attempt in ``pi.usage`` (rules H76, H157, H158, H240, H241).
 
 Costs are added as integers, billionths of a dollar: a token of the cheapest models costs some tens of them.
 """
@@ -60,6 +60,10 @@ class UsageSummary(msgspec.Struct, frozen=True):
     """Requests, tokens and cost by ``provider:name``."""
     tools: Mapping[str, ToolTotals] = msgspec.field(default_factory=dict[str, ToolTotals])
     """Calls, and what their results reported, by tool name."""
+    turns: int = 0
+    """Responses of models in runs. A summary is none of them."""
+    run_ms: int = 0
+    """Time in runs that have ended, with what they waited for; milliseconds."""
 
     @property
     def requests(self) -> int:
@@ -107,7 +111,10 @@ def summed(documents: Iterable[UsageTotals | DeletedUsage]) -> UsageSummary:
     """The totals of several conversations in one."""
     models: dict[str, ModelTotals] = {}
     tools: dict[str, ToolTotals] = {}
+    turns = run_ms = 0
     for document in documents:
+        turns += document.turns
+        run_ms += document.run_ms
         for model, totals in document.models.items():
             models[model] = _add_model(models[model], totals) if model in models else ModelTotals(**totals)
         for tool, used in document.tools.items():
@@ -115,7 +122,7 @@ def summed(documents: Iterable[UsageTotals | DeletedUsage]) -> UsageSummary:
             known["calls"] += used["calls"]
             for unit, amount in used["usage"].items():
                 known["usage"][unit] = known["usage"].get(unit, 0) + amount
-    return UsageSummary(models, tools)
+    return UsageSummary(models, tools, turns, run_ms)
 
 
 def _dollars(nano: int) -> Decimal:
