@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from perdure.harness.handle import ToolCall as ToolCall
     from perdure.harness.harness import Harness as Harness
     from perdure.harness.hooks import Block as Block
+    from perdure.harness.hooks import Decline as Decline
+    from perdure.harness.hooks import EndedCall as EndedCall
+    from perdure.harness.hooks import HookAnswer as HookAnswer
+    from perdure.harness.hooks import HookCall as HookCall
+    from perdure.harness.hooks import HookCompaction as HookCompaction
+    from perdure.harness.hooks import HookRequest as HookRequest
+    from perdure.harness.hooks import HookResponse as HookResponse
+    from perdure.harness.hooks import HookRound as HookRound
+    from perdure.harness.hooks import RequestChange as RequestChange
+    from perdure.harness.hooks import Stop as Stop
+    from perdure.harness.hooks import Summary as Summary
+    from perdure.harness.hooks import after_response as after_response
+    from perdure.harness.hooks import after_tool as after_tool
+    from perdure.harness.hooks import after_tools as after_tools
+    from perdure.harness.hooks import before_compact as before_compact
+    from perdure.harness.hooks import before_request as before_request
+    from perdure.harness.hooks import before_tool as before_tool
+    from perdure.harness.hooks import gate_request as gate_request
+    from perdure.harness.hooks import on_yield as on_yield
     from perdure.harness.inbox import ConversationBusy as ConversationBusy
     from perdure.harness.inbox import InboxFull as InboxFull
     from perdure.harness.messages import AssistantMessage as AssistantMessage
@@ -87,7 +106,28 @@ _HOME = {
     "perdure.harness.environment": ("ExecutionEnvironment",),
     "perdure.harness.handle": ("ToolCall",),
     "perdure.harness.harness": ("Harness",),
-    "perdure.harness.hooks": ("Block",),
+    "perdure.harness.hooks": (
+        "Block",
+        "Decline",
+        "EndedCall",
+        "HookAnswer",
+        "HookCall",
+        "HookCompaction",
+        "HookRequest",
+        "HookResponse",
+        "HookRound",
+        "RequestChange",
+        "Stop",
+        "Summary",
+        "after_response",
+        "after_tool",
+        "after_tools",
+        "before_compact",
+        "before_request",
+        "before_tool",
+        "gate_request",
+        "on_yield",
+    ),
     "perdure.harness.inbox": (
         "ConversationBusy",
         "InboxFull",

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from perdure.harness.documents import Agent
-from perdure.harness.hooks import Block, HookCall, after_tool, before_tool
+from perdure.harness.hooks import AfterTool, BeforeTool, Block, HookCall, after_tool, before_tool
 from perdure.harness.registry import ConversationInfo, Extension, ExtensionConflict, PromptSection, Registry
 from perdure.harness.tool import AnyTool, ToolResult, tool
 from perdure.tasks.definition import Next, Task
@@ -135,15 +135,35 @@ def test_hooks_and_wrappers_follow_the_selection_and_the_hosts_own_do_not() -> N
     async def look(call: HookCall, result: ToolResult) -> ToolResult | None:
         return None
 
+    @after_tool
+    async def own(call: HookCall, result: ToolResult) -> ToolResult | None:
+        return None
+
     async def around(call: object, run: object) -> object:
         return None
 
     registry = Registry()
     registry.install(Extension("watch", hooks=[look], wrappers=[around]))
-    remove = registry.add_hook(guard)
-    assert [(i.extension, i.hook) for i in registry.hooks(Agent())] == [(None, guard), ("watch", look)]
-    assert [i.hook for i in registry.hooks(Agent(extensions=[]))] == [guard]
+    remove_guard, remove_own = registry.add_hook(guard), registry.add_hook(own)
+    assert registry.has_hooks(BeforeTool)
+    assert [(i.extension, i.hook) for i in registry.hooks(Agent(), AfterTool)] == [(None, own), ("watch", look)]
+    assert [i.hook for i in registry.hooks(Agent(extensions=[]), AfterTool)] == [own]
+    assert [i.hook for i in registry.hooks(Agent(extensions=[]), BeforeTool)] == [guard]
     assert list(registry.wrappers(Agent())) == [around]
     assert list(registry.wrappers(Agent(extensions=[]))) == []
-    remove()
-    assert [i.hook for i in registry.hooks(Agent())] == [look]
+    remove_guard()
+    remove_own()
+    assert [i.hook for i in registry.hooks(Agent(), AfterTool)] == [look]
+    assert not registry.has_hooks(BeforeTool)
+    registry.remove("watch")
+    assert not registry.has_hooks(AfterTool)
+
+
+def test_what_is_no_hook_is_refused() -> None:
+    async def plain(call: HookCall) -> None:
+        """Not decorated."""
+
+    with pytest.raises(TypeError, match="decorate the function"):
+        Extension("watch", hooks=[plain])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="decorate the function"):
+        Registry().add_hook(plain)  # pyright: ignore[reportArgumentType]

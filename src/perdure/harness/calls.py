@@ -31,7 +31,8 @@ from perdure.harness.environment import (
 from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.foresight import Foreseen, foresee
 from perdure.harness.handle import CallStream, ToolCall
-from perdure.harness.hooks import HookCall, HookRunner, Installed
+from perdure.harness.hook_runner import HookRunner
+from perdure.harness.hooks import AfterTool, BeforeTool, HookCall, Installed
 from perdure.harness.output import DEFAULT_LIMITS, Bounded
 from perdure.harness.patience import TimedOut, within
 from perdure.harness.progress import ProgressWriter
@@ -80,7 +81,7 @@ class _Opened(msgspec.Struct, frozen=True, kw_only=True):
     environment: ExecutionEnvironment | None
     """For this attempt of this call; None if the tool takes none."""
     scope: CallScope | None
-    hooks: Sequence[Installed]
+    hooks: Sequence[Installed[AfterTool]]
     wrappers: Sequence[Wrapper]
     stream: CallStream
     rerun: bool
@@ -116,7 +117,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._registry = registry
         self._progress = progress
         self._environment_for = environment_for
-        self._hooks = HookRunner(session)
+        self._hooks = HookRunner(session, registry)
         self._scopes = Scopes(session, registry, environment_for)
         self._opened: dict[int, _Opened] = {}
         """Calls of this process with an intent and no result."""
@@ -189,7 +190,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             environment = self._environment(run, tool)
             arguments = tool.signature.read(run.input.arguments)
             asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
-            arguments, block = await self._hooks.before(self._registry.hooks(agent), asked)
+            arguments, block = await self._hooks.before_tool(self._registry.hooks(agent, BeforeTool), asked)
             if block is not None:
                 raise _Refused("blocked", f"The call was blocked: {block.reason}")
             values = tool.signature.values(arguments)
@@ -292,7 +293,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         arguments = from_raw(opened.intent.arguments)
         assert isinstance(arguments, dict), "checked before they were stored"
         asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
-        result = await self._hooks.after(opened.hooks, asked, result)
+        result = await self._hooks.after_tool(opened.hooks, asked, result)
         if result.code == "timeout":
             return error_result("timeout", result.text, stream=opened.stream, output=opened.stream.end())
         try:
@@ -518,7 +519,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             call=call,
             environment=environment.for_call(call) if environment is not None and tool.uses_environment else None,
             scope=scope,
-            hooks=self._registry.hooks(agent),
+            hooks=self._registry.hooks(agent, AfterTool),
             wrappers=self._registry.wrappers(agent),
             stream=CallStream(tool.output, rerun=rerun),
             rerun=rerun,

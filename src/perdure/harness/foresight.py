@@ -54,7 +54,7 @@ def _foresee(
     tool = registry.find_tool(agent, name)
     if tool is None or tool.prepares_intent:
         return None
-    if any(isinstance(installed.hook, BeforeTool) for installed in registry.hooks(agent)):
+    if any(each.hook.applies_to(conversation_id) is not False for each in registry.hooks(agent, BeforeTool)):
         return None
     environment = environment_for(conversation_id) if tool.uses_environment else None
     if environment is not None and environment.scope is not None:

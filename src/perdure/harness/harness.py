@@ -21,6 +21,7 @@ from perdure.harness.deletion import count_deleted, delete_conversations
 from perdure.harness.documents import Agent, DeletedUsage, Meta, UsageTotals
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.generation import GenerationTask
+from perdure.harness.hook_runner import HookRunner
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, InputMode, admit, place
 from perdure.harness.mail import Mailroom
@@ -90,6 +91,7 @@ class Harness:
             settings=settings,
             models=models,
             registry=self.registry,
+            hooks=HookRunner(session, self.registry),
             contexts=contexts,
             progress=progress,
         )

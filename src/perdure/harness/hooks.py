@@ -1,38 +1,39 @@
-"""Hooks of tool calls: code of a host that may change or block a call, or change its result (rules H124 to H132).
+"""Hooks: code of a host or an extension that is asked while a task does its work (rules H124 to H132, H220, H221).
 
-They run inside the phase of the call they are about. Which conversations one applies to is part of it: all, one,
-or one and everything that is owned below it.
+What each kind is told and may answer, where it applies, and the decorators that make them. Every hook runs inside a
+phase of the task it is about: it has no deadline of its own, an abort of the task ends it, and after a crash it may
+be asked again. ``hook_runner`` asks them.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, overload
+from typing import ClassVar, Generic, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
-from perdure.harness.foreign import cancelled_itself
+from perdure.harness.documents import CompactionReason
+from perdure.harness.messages import (
+    AssistantMessage,
+    Message,
+    SystemMessage,
+    ToolCallPart,
+    ToolResultMessage,
+    UserMessage,
+)
+from perdure.harness.model import ModelRequest, ThinkingLevel
 from perdure.harness.tool import AnyTool, ToolResult
-from perdure.kernel.json import JsonValue, copy_json
-from perdure.kernel.reports import Report
-from perdure.kernel.session import Session
+from perdure.kernel.json import JsonValue
 
-MAX_DEPTH = 1000
-"""How many owners above a conversation are looked at for the scope of a hook."""
-
-
-class Block(msgspec.Struct, frozen=True):
-    """What a before_tool hook returns to keep a call from running; the model reads the reason."""
-
-    reason: str
+# --- what hooks are told ------------------------------------------------------------------------------------------
 
 
 class HookCall(msgspec.Struct, frozen=True, kw_only=True):
     """The call a hook is asked about."""
 
     id: int
+    """Of its task."""
     conversation_id: int
     tool: AnyTool
     arguments: dict[str, JsonValue]
@@ -43,17 +44,142 @@ class HookCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.tool.name
 
 
+class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is about to be sent: an attempt each, and once more if a crash cut it off."""
+
+    id: int
+    """Of the generation task."""
+    conversation_id: int
+    turn: int
+    """Responses the run had before."""
+    request: ModelRequest
+    """As the hooks before left it. Read only."""
+
+
+class HookResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete message of the model, before anything of it is stored."""
+
+    id: int
+    """Of the generation task."""
+    conversation_id: int
+    turn: int
+    """Responses the run had before."""
+    message: AssistantMessage
+    """As the hooks before left it."""
+
+
+class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A message without calls: the run ends with it, unless a hook continues the run."""
+
+    id: int
+    """Of the generation task."""
+    conversation_id: int
+    turn: int
+    """Responses the run had before."""
+    continued: int
+    """How often hooks have continued the run already."""
+    message: AssistantMessage
+
+
+class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a round, and what came of it."""
+
+    id: int
+    """Of its task."""
+    call: ToolCallPart
+    result: ToolResultMessage
+
+
+class HookRound(msgspec.Struct, frozen=True, kw_only=True):
+    """A round of tools that is complete: every call has its result, and both are stored."""
+
+    id: int
+    """Of the generation task."""
+    conversation_id: int
+    turn: int
+    """Responses the run had, the one with these calls included."""
+    calls: tuple[EndedCall, ...]
+    """In the order of the message."""
+
+
+class HookCompaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A compaction before its summary is asked for."""
+
+    id: int
+    """Of the compaction task."""
+    conversation_id: int
+    reason: CompactionReason
+    tokens: int
+    """Of the context now, as estimated."""
+    messages: Sequence[Message]
+    """What would be summarised. Read only."""
+    instructions: str | None = None
+    """What whoever asked for it wants of the summary."""
+
+
+# --- what they may answer -----------------------------------------------------------------------------------------
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Of before_tool: the call does not run; the model reads the reason."""
+
+    reason: str
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Of gate_request: the request is not sent, and the run's inputs end unanswered, ``gate``, with this reason."""
+
+    reason: str
+
+
+class RequestChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Of before_request: what is different in this one request. Nothing of it is stored.
+
+    What is in the request already stays as it is, so that a provider's cache of it keeps hitting.
+    """
+
+    add: Sequence[SystemMessage | UserMessage] = ()
+    """Messages behind all others."""
+    thinking: ThinkingLevel | None = None
+    """None: as it is."""
+    max_output: int | None = None
+    """Tokens; None: as it is."""
+
+
+class Decline(msgspec.Struct, frozen=True):
+    """Of before_compact: the context stays as it is; the compaction ends with this reason."""
+
+    reason: str
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Of before_compact: the summary, which no model is asked for then."""
+
+    text: str
+
+
+# --- the kinds ----------------------------------------------------------------------------------------------------
+
 BeforeToolFunction: TypeAlias = Callable[[HookCall], Awaitable[Mapping[str, JsonValue] | Block | None]]
-"""Returns arguments in place of the call's, a Block, or None to leave the call as it is."""
 AfterToolFunction: TypeAlias = Callable[[HookCall, ToolResult], Awaitable[ToolResult | None]]
-"""Returns a result in place of the tool's, or None to leave it as it is."""
+BeforeRequestFunction: TypeAlias = Callable[[HookRequest], Awaitable[RequestChange | None]]
+GateRequestFunction: TypeAlias = Callable[[HookRequest], Awaitable[Stop | None]]
+AfterResponseFunction: TypeAlias = Callable[[HookResponse], Awaitable[AssistantMessage | None]]
+OnYieldFunction: TypeAlias = Callable[[HookAnswer], Awaitable[str | UserMessage | None]]
+AfterToolsFunction: TypeAlias = Callable[[HookRound], Awaitable[None]]
+BeforeCompactFunction: TypeAlias = Callable[[HookCompaction], Awaitable[Decline | Summary | None]]
 
 F = TypeVar("F", bound=Callable[..., Awaitable[object]])
 
 
 @dataclass(frozen=True, slots=True)
-class ToolHook(Generic[F]):
-    """A function and the conversations it applies to."""
+class ScopedHook(Generic[F]):
+    """A function and the conversations it applies to (rule H128)."""
+
+    point: ClassVar[str]
+    """Where it is asked, in the word of its decorator."""
+    task: ClassVar[str]
+    """The kind of the task it is asked in."""
 
     function: F
     conversation: int | None = None
@@ -69,147 +195,146 @@ class ToolHook(Generic[F]):
     def name(self) -> str:
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 
+    def applies_to(self, conversation_id: int) -> bool | None:
+        """None: only the owners of the conversation tell."""
+        if self.conversation is None or self.conversation == conversation_id:
+            return True
+        return None if self.subtree else False
 
-class BeforeTool(ToolHook[BeforeToolFunction]):
-    """Asked before a call; one that raises blocks it."""
+
+class BeforeTool(ScopedHook[BeforeToolFunction]):
+    """Decorate an async function to be asked before a call of a tool.
+
+    It returns arguments in place of the call's (checked like the model's), a Block, or None. One that raises blocks
+    the call.
+    """
 
     __slots__ = ()
+    point = "before_tool"
+    task = "pi.tool"
 
 
-class AfterTool(ToolHook[AfterToolFunction]):
-    """Told of the result of a call that ran; one that raises is reported and skipped."""
+class AfterTool(ScopedHook[AfterToolFunction]):
+    """Decorate an async function to be told of the result of a call that ran.
+
+    It returns a result in its place (checked like the tool's), or None.
+    """
 
     __slots__ = ()
+    point = "after_tool"
+    task = "pi.tool"
 
 
-Hook: TypeAlias = BeforeTool | AfterTool
+class BeforeRequest(ScopedHook[BeforeRequestFunction]):
+    """Decorate an async function to be asked before a request is sent. It returns a RequestChange, or None."""
+
+    __slots__ = ()
+    point = "before_request"
+    task = "pi.generation"
 
 
-@overload
-def before_tool(function: BeforeToolFunction, /) -> BeforeTool: ...
-@overload
-def before_tool(
-    *, conversation: int | None = None, subtree: bool = False
-) -> Callable[[BeforeToolFunction], BeforeTool]: ...
-def before_tool(
-    function: BeforeToolFunction | None = None, /, *, conversation: int | None = None, subtree: bool = False
-) -> BeforeTool | Callable[[BeforeToolFunction], BeforeTool]:
-    """Decorate an async function to be asked before a call: everywhere, or where the options say.
+class GateRequest(ScopedHook[GateRequestFunction]):
+    """Decorate an async function to decide whether a request is sent.
 
-    It may return other arguments (checked like the model's), a Block, or None.
+    It returns a Stop, or None to let it pass. One that raises stops the request. It is asked of the request as it
+    would be sent, before anything of it is; requests for summaries are not asked about.
     """
-    if function is not None:
-        return BeforeTool(function)
-    return lambda function: BeforeTool(function, conversation, subtree)
+
+    __slots__ = ()
+    point = "gate_request"
+    task = "pi.generation"
 
 
-@overload
-def after_tool(function: AfterToolFunction, /) -> AfterTool: ...
-@overload
-def after_tool(
-    *, conversation: int | None = None, subtree: bool = False
-) -> Callable[[AfterToolFunction], AfterTool]: ...
-def after_tool(
-    function: AfterToolFunction | None = None, /, *, conversation: int | None = None, subtree: bool = False
-) -> AfterTool | Callable[[AfterToolFunction], AfterTool]:
-    """Decorate an async function to be told of a call's result: everywhere, or where the options say.
+class AfterResponse(ScopedHook[AfterResponseFunction]):
+    """Decorate an async function to be told of a model's message before it is stored.
 
-    It may return another result (checked like the tool's), or None.
+    It returns a message in its place (checked like the model's), or None. Who said it, and what it used, stay as
+    they were.
     """
-    if function is not None:
-        return AfterTool(function)
-    return lambda function: AfterTool(function, conversation, subtree)
+
+    __slots__ = ()
+    point = "after_response"
+    task = "pi.generation"
 
 
-class Installed(msgspec.Struct, frozen=True):
+class OnYield(ScopedHook[OnYieldFunction]):
+    """Decorate an async function to be asked at a final answer.
+
+    It returns what a user shall say next, which continues the run with its inputs open, or None. It is not said if
+    the final boundary places an input or a reset.
+    """
+
+    __slots__ = ()
+    point = "on_yield"
+    task = "pi.generation"
+
+
+class AfterTools(ScopedHook[AfterToolsFunction]):
+    """Decorate an async function to be told of a complete round of tools, before the boundary after it."""
+
+    __slots__ = ()
+    point = "after_tools"
+    task = "pi.generation"
+
+
+class BeforeCompact(ScopedHook[BeforeCompactFunction]):
+    """Decorate an async function to be asked before a compaction asks for its summary.
+
+    It returns a Decline, the Summary itself, or None.
+    """
+
+    __slots__ = ()
+    point = "before_compact"
+    task = "pi.compaction"
+
+
+Hook: TypeAlias = (
+    BeforeTool | AfterTool | BeforeRequest | GateRequest | AfterResponse | OnYield | AfterTools | BeforeCompact
+)
+
+H = TypeVar("H", bound=Hook)
+H_co = TypeVar("H_co", bound=Hook, covariant=True)
+
+
+def check_hook(hook: Hook) -> None:
+    """Raises TypeError for what untyped code takes for a hook."""
+    if not isinstance(hook, ScopedHook):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+        raise TypeError(f"{hook!r} is no hook; decorate the function, as with @before_tool")
+
+
+class Installed(msgspec.Struct, Generic[H_co], frozen=True):
     """A hook and the extension it came with; None: the host's own."""
 
     extension: str | None
-    hook: Hook
+    hook: H_co
 
 
-class HookRunner:
-    """Asks the hooks that apply, in the order of their installation."""
+class HookDecorator(Generic[F, H_co]):
+    """``@before_tool`` applies everywhere; ``@before_tool(conversation=5)`` to one conversation, and with
+    ``subtree=True`` also to everything owned below it."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, kind: type[H_co]) -> None:
+        self._make = cast("Callable[[F, int | None, bool], H_co]", kind)
+        self.__name__ = kind.point
+        self.__doc__ = kind.__doc__
 
-    async def before(self, hooks: Sequence[Installed], call: HookCall) -> tuple[dict[str, JsonValue], Block | None]:
-        """The arguments after every hook, or the first Block. Each hook sees what the ones before made of them."""
-        arguments = call.arguments
-        for installed in hooks:
-            hook = installed.hook
-            if not isinstance(hook, BeforeTool) or not await self._applies(hook, call.conversation_id):
-                continue
-            try:
-                answer = await hook.function(_with(call, arguments))
-                if isinstance(answer, Block):
-                    return arguments, answer
-                if answer is not None:
-                    arguments = _plain(dict(answer))
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and not cancelled_itself():
-                    raise
-                self._report(installed, call, "a before_tool hook raised; it blocks the call", error)
-                return arguments, Block("a check of this call failed; it was not run")
-        return arguments, None
-
-    async def after(self, hooks: Sequence[Installed], call: HookCall, result: ToolResult) -> ToolResult:
-        """The result after every hook."""
-        for installed in hooks:
-            hook = installed.hook
-            if not isinstance(hook, AfterTool) or not await self._applies(hook, call.conversation_id):
-                continue
-            try:
-                answer = await hook.function(_with(call, call.arguments), result)
-                if answer is not None:
-                    if not isinstance(answer, ToolResult):  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped code
-                        raise TypeError(f"an after_tool hook returns a ToolResult or None, not {type(answer).__name__}")
-                    result = answer
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and not cancelled_itself():
-                    raise
-                self._report(installed, call, "an after_tool hook raised; it is skipped", error)
-        return result
-
-    async def _applies(self, hook: Hook, conversation_id: int) -> bool:
-        if hook.conversation is None or hook.conversation == conversation_id:
-            return True
-        return hook.subtree and hook.conversation in await self._above(conversation_id)
-
-    async def _above(self, conversation_id: int) -> set[int]:
-        """The conversations that own this one, through the tasks in between. Those edges never change."""
-        above: set[int] = set()
-        for _ in range(MAX_DEPTH):
-            record = await self._session.conversation(conversation_id)
-            if record is None or record.owner is None:
-                break
-            owner = await self._session.task(record.owner)
-            if owner is None:
-                break
-            conversation_id = owner.conversation_id
-            above.add(conversation_id)
-        return above
-
-    def _report(self, installed: Installed, call: HookCall, message: str, error: BaseException) -> None:
-        self._session.report(
-            Report(
-                type="hook_failed",
-                message=f"{installed.hook.name}: {message}",
-                task=call.id,
-                kind="pi.tool",
-                conversation=call.conversation_id,
-                extension=installed.extension,
-                error=error,
-            )
-        )
+    @overload
+    def __call__(self, function: F, /) -> H_co: ...
+    @overload
+    def __call__(self, /, *, conversation: int | None = None, subtree: bool = False) -> Callable[[F], H_co]: ...
+    def __call__(
+        self, function: F | None = None, /, *, conversation: int | None = None, subtree: bool = False
+    ) -> H_co | Callable[[F], H_co]:
+        if function is not None:
+            return self._make(function, conversation, subtree)
+        return lambda function: self._make(function, conversation, subtree)
 
 
-def _with(call: HookCall, arguments: dict[str, JsonValue]) -> HookCall:
-    return HookCall(id=call.id, conversation_id=call.conversation_id, tool=call.tool, arguments=_plain(arguments))
-
-
-def _plain(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    copied = copy_json(arguments, at="arguments")
-    assert isinstance(copied, dict), "a copy is of the same type"
-    return copied
+before_tool = HookDecorator[BeforeToolFunction, BeforeTool](BeforeTool)
+after_tool = HookDecorator[AfterToolFunction, AfterTool](AfterTool)
+before_request = HookDecorator[BeforeRequestFunction, BeforeRequest](BeforeRequest)
+gate_request = HookDecorator[GateRequestFunction, GateRequest](GateRequest)
+after_response = HookDecorator[AfterResponseFunction, AfterResponse](AfterResponse)
+on_yield = HookDecorator[OnYieldFunction, OnYield](OnYield)
+after_tools = HookDecorator[AfterToolsFunction, AfterTools](AfterTools)
+before_compact = HookDecorator[BeforeCompactFunction, BeforeCompact](BeforeCompact)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.harness.contexts import Contexts
+from perdure.harness.hook_runner import HookRunner
 from perdure.harness.model import Models
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
@@ -19,5 +20,6 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     models: Models | None
     registry: Registry
+    hooks: HookRunner
     contexts: Contexts
     progress: ProgressWriter

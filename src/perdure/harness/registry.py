@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import msgspec
 
 from perdure.harness.documents import Agent
 from perdure.harness.handle import ToolCall
-from perdure.harness.hooks import Hook, Installed
+from perdure.harness.hooks import H, Hook, Installed, check_hook
 from perdure.harness.tool import AnyTool, ToolDefinition
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.records import ConversationRecord
@@ -72,6 +72,8 @@ class Extension:
         for tool in self.tools:
             if not isinstance(tool, ToolDefinition):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
                 raise TypeError(f"extension {self.name!r}: {tool!r} is no tool; decorate the function with @tool")
+        for hook in self.hooks:
+            check_hook(hook)
         for what, names in _named(self):
             for name in names:
                 if names.count(name) > 1:
@@ -84,7 +86,8 @@ class _Selection(msgspec.Struct, frozen=True):
     extensions: tuple[Extension, ...]
     tools: dict[str, AnyTool]
     sections: tuple[PromptSection, ...]
-    hooks: tuple[Installed, ...]
+    hooks: dict[type[Hook], tuple[Installed[Hook], ...]]
+    """By kind."""
     wrappers: tuple[Wrapper, ...]
 
 
@@ -94,7 +97,8 @@ class Registry:
     def __init__(self, tasks: TaskRegistry | None = None) -> None:
         self._tasks = tasks if tasks is not None else TaskRegistry()
         self._extensions: dict[str, Extension] = {}
-        self._host_hooks: tuple[Installed, ...] = ()
+        self._host_hooks: tuple[Installed[Hook], ...] = ()
+        self._hook_kinds: frozenset[type[Hook]] = frozenset()
         self._selections: dict[tuple[tuple[str, ...] | None, tuple[str, ...] | None], _Selection] = {}
         self._observers: list[Callable[[], None]] = []
 
@@ -125,13 +129,14 @@ class Registry:
     def add_hook(self, hook: Hook) -> Callable[[], None]:
         """A hook of the host's own, for every conversation in its scope whatever that selects; returns what
         removes it."""
+        check_hook(hook)
         installed = Installed(None, hook)
         self._host_hooks = (*self._host_hooks, installed)
-        self._selections.clear()
+        self._select_anew()
 
         def remove() -> None:
             self._host_hooks = tuple(other for other in self._host_hooks if other is not installed)
-            self._selections.clear()
+            self._select_anew()
 
         return remove
 
@@ -155,9 +160,16 @@ class Registry:
                 if ("task", task.kind) not in owners:
                     self._tasks.remove(task.kind)
         self._extensions = proposed
-        self._selections.clear()
+        self._select_anew()
         for observer in self._observers:
             observer()
+
+    def _select_anew(self) -> None:
+        self._selections.clear()
+        hooks = [installed.hook for installed in self._host_hooks]
+        for extension in self._extensions.values():
+            hooks += extension.hooks
+        self._hook_kinds = frozenset(type(hook) for hook in hooks)
 
     # --- what is there -----------------------------------------------------------------------------------------
 
@@ -176,9 +188,14 @@ class Registry:
     def sections(self, agent: Agent) -> list[PromptSection]:
         return list(self._select(agent).sections)
 
-    def hooks(self, agent: Agent) -> Sequence[Installed]:
-        """The host's own hooks, then those of the conversation's extensions. Their scopes are still to be asked."""
-        return self._select(agent).hooks
+    def has_hooks(self, kind: type[Hook]) -> bool:
+        """Whether any conversation may have a hook of that kind."""
+        return kind in self._hook_kinds
+
+    def hooks(self, agent: Agent, kind: type[H]) -> Sequence[Installed[H]]:
+        """The host's own hooks of a kind, then those of the conversation's extensions. Their scopes are still to be
+        asked."""
+        return cast("tuple[Installed[H], ...]", self._select(agent).hooks.get(kind, ()))
 
     def wrappers(self, agent: Agent) -> Sequence[Wrapper]:
         """Outermost first."""
@@ -199,14 +216,15 @@ class Registry:
 
     def _make(self, extensions: tuple[str, ...] | None, tools: tuple[str, ...] | None) -> _Selection:
         chosen = tuple(e for e in self._extensions.values() if extensions is None or e.name in extensions)
+        hooks: dict[type[Hook], tuple[Installed[Hook], ...]] = {}
+        for installed in (*self._host_hooks, *(Installed(e.name, hook) for e in chosen for hook in e.hooks)):
+            kind = type(installed.hook)
+            hooks[kind] = (*hooks.get(kind, ()), installed)
         return _Selection(
             extensions=chosen,
             tools={t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools},
             sections=tuple(section for extension in chosen for section in extension.sections),
-            hooks=(
-                *self._host_hooks,
-                *(Installed(extension.name, hook) for extension in chosen for hook in extension.hooks),
-            ),
+            hooks=hooks,
             wrappers=tuple(wrapper for extension in chosen for wrapper in extension.wrappers),
         )
 

@@ -251,7 +251,7 @@ class ToolDefinition(Generic[P, R_co]):
         return TypeAdapter(declared)
 
 
-AnyTool: TypeAlias = "ToolDefinition[..., object]"
+AnyTool: TypeAlias = ToolDefinition[..., object]
 
 
 @overload
