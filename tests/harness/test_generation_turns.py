@@ -431,7 +431,7 @@ async def test_a_generation_that_faults_ends_its_inputs_faulted_h41(monkeypatch)
             raise RuntimeError("a bug")
 
         # Something no phase expects.
-        monkeypatch.setattr("perdure.harness.generation.storable", broken)
+        monkeypatch.setattr("perdure.harness.generation.end_run", broken)
         hold.release()
         record = await submission.wait()
         assert (record.status, record.reason) == ("unanswered", "faulted")

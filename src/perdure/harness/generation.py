@@ -6,10 +6,9 @@ a request is classified in one commit: an answer, a round of tools, a failure th
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from msgspec import structs
 from msgspec.structs import replace
 from typing_extensions import override
 
+from perdure.harness.asking import ask, storable, storable_text
 from perdure.harness.calls import ToolTask
 from perdure.harness.cost import Costs
 from perdure.harness.documents import (
@@ -28,26 +28,21 @@ from perdure.harness.documents import (
     UnansweredReason,
     UsageTotals,
 )
-from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, awaits_reset, place
 from perdure.harness.messages import (
     AssistantMessage,
     AssistantPart,
     StopReason,
-    ToolCallPart,
     Usage,
-    decode_messages,
     encode_messages,
 )
-from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest
+from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare, prepare_along
 from perdure.harness.results import live_tool
 from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
 from perdure.harness.usage import Attempt, add_attempt
-from perdure.kernel.errors import NotJson
-from perdure.kernel.json import decode_json
 from perdure.kernel.records import (
     Completed,
     EntryRecord,
@@ -58,7 +53,6 @@ from perdure.kernel.records import (
     TaskRecord,
     Terminal,
     Waiting,
-    to_raw,
 )
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
@@ -68,8 +62,6 @@ from perdure.tasks.transaction import RunTransaction
 
 _log = logging.getLogger("perdure")
 
-MOST_CALLS = 500
-"""In one answer; one with more is refused like a malformed one."""
 MOST_WORDS = 2_000
 """Characters of what a provider says of a failure: they are kept with the attempt and with every input of the run."""
 MOST_PREPARES = 3
@@ -201,49 +193,25 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         self._sent[run.id] = Attempt(model=request.model, at=host.session.clock.wall())
         partial = Partial(run.id, request.model, request.attempt)
         progress = host.progress.open(run.conversation_id, partial.write)
-        stream: AsyncIterator[ModelEvent] | None = None
-        error: ModelError | None = None
-        message: AssistantMessage | None = None
+
+        def heard(event: ModelEvent) -> None:
+            partial.add(event)
+            progress.touch()
+
+        def finished(message: AssistantMessage) -> None:
+            self._sent[run.id] = replace(self._sent[run.id], usage=message.usage)
+
         try:
-            stream = host.models.stream(request)
-            async for event in stream:
-                if isinstance(event, Finished):
-                    message = storable(event.message)
-                    self._sent[run.id] = replace(self._sent[run.id], usage=message.usage)
-                    break
-                partial.add(event)
-                progress.touch()
-        except ModelError as raised:
-            error = raised
-        except (Exception, asyncio.CancelledError) as raised:  # an adapter's own code; a run ends by it
-            if isinstance(raised, asyncio.CancelledError) and not cancelled_itself():
-                raise
-            self._report(run, "the model's adapter raised", raised)
-            error = ModelError("other", f"the model's adapter raised {words_of(raised)}")
+            outcome = await ask(
+                host.models,
+                request,
+                heard=heard,
+                finished=finished,
+                raised=lambda said, error: self._report(run, said, error),
+            )
         finally:
             progress.close()
-            await self._close(run, stream)
-        if error is None:
-            if message is None:
-                error = ModelError("other", "the stream ended without a message")
-            elif message.stop_reason in ("error", "aborted"):
-                error = ModelError(
-                    "other", message.error or f"the model ended {message.stop_reason}", usage=message.usage
-                )
-            elif len(message.tool_calls) > MOST_CALLS:
-                error = ModelError("other", f"an answer with more than {MOST_CALLS} calls", usage=message.usage)
-        if error is not None:
-            return _Failure(error, partial.parts())
-        assert message is not None
-        return message
-
-    async def _close(self, run: Run[None, None, Pinned], stream: AsyncIterator[ModelEvent] | None) -> None:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            try:
-                await close()
-            except Exception as raised:  # as above; the attempt is over already
-                self._report(run, "closing the model's stream raised", raised)
+        return _Failure(outcome, partial.parts()) if isinstance(outcome, ModelError) else outcome
 
     def _report(self, run: Run[None, None, Pinned], message: str, error: BaseException) -> None:
         self._host.session.report(
@@ -264,7 +232,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     ) -> Next[None]:
         """Sleep and prepare again, or end the run (rules H72 to H74)."""
         error, host = failure.error, self._host
-        said = _text(str(error)[:MOST_WORDS])
+        said = storable_text(str(error)[:MOST_WORDS])
         words = f"{error.code}: {said}"
         delay: int | None = None
         if error.retryable:
@@ -470,43 +438,3 @@ def _append_broken(
         content=parts, provider=provider, model=name, stop_reason=stop, usage=usage or Usage(), error=why
     )
     _append_answer(tx, storable(message), AssistantData(attempt=attempt), conversation_id)
-
-
-def storable(message: AssistantMessage) -> AssistantMessage:
-    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks.
-
-    Raises TypeError, ValueError for one that could not be read back.
-    """
-    if any(isinstance(part, ToolCallPart) for part in message.content):
-        message = structs.replace(message, content=tuple(map(_with_json, message.content)))
-    try:
-        raw = encode_messages([message])
-    except UnicodeEncodeError:
-        content = tuple(_scrubbed(part) for part in message.content)
-        error = None if message.error is None else _text(message.error)
-        message = structs.replace(message, content=content, error=error)
-        raw = encode_messages([message])
-    decode_messages(raw)
-    return message
-
-
-def _with_json(part: AssistantPart) -> AssistantPart:
-    if isinstance(part, ToolCallPart):
-        written = bytes(part.arguments)
-        try:
-            decode_json(written)
-        except NotJson:
-            return structs.replace(part, arguments=to_raw(written.decode("utf-8", "replace")))
-        # Models write white space around it, which is no part of the value.
-        return structs.replace(part, arguments=msgspec.Raw(written.strip(b" \t\r\n")))
-    return part
-
-
-def _scrubbed(part: AssistantPart) -> AssistantPart:
-    if isinstance(part, ToolCallPart):
-        return structs.replace(part, id=_text(part.id), name=_text(part.name))
-    return structs.replace(part, text=_text(part.text))
-
-
-def _text(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

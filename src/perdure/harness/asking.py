@@ -1,0 +1,123 @@
+"""Sending one request to a model: what streams, then its message or what went wrong (rules H70 and K133).
+
+Whatever a model or its adapter raises is a failure of the attempt. Generations ask for answers so, compactions for
+summaries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
+
+from msgspec import Raw, structs
+
+from perdure.harness.foreign import cancelled_itself, words_of
+from perdure.harness.messages import AssistantMessage, AssistantPart, ToolCallPart, decode_messages, encode_messages
+from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest, Models
+from perdure.kernel.errors import NotJson
+from perdure.kernel.json import decode_json
+from perdure.kernel.records import to_raw
+
+MOST_CALLS = 500
+"""In one answer; one with more is refused like a malformed one."""
+
+Raised: TypeAlias = Callable[[str, BaseException], None]
+"""Told, in words, what an adapter's own code raised."""
+
+
+async def ask(
+    models: Models,
+    request: ModelRequest,
+    *,
+    heard: Callable[[ModelEvent], None],
+    finished: Callable[[AssistantMessage], None],
+    raised: Raised,
+) -> AssistantMessage | ModelError:
+    """One attempt: the message, fit to be stored, or the failure. The stream is closed when this returns or raises.
+
+    ``heard`` is told each delta. ``finished`` is told the message as soon as it is there, also one that ends in error:
+    what it used is known from then on, even if closing the stream takes long.
+    """
+    stream: AsyncIterator[ModelEvent] | None = None
+    error: ModelError | None = None
+    message: AssistantMessage | None = None
+    try:
+        stream = models.stream(request)
+        async for event in stream:
+            if isinstance(event, Finished):
+                message = storable(event.message)
+                finished(message)
+                break
+            heard(event)
+    except ModelError as failure:
+        error = failure
+    except (Exception, asyncio.CancelledError) as failure:  # an adapter's own code; a run ends by it
+        if isinstance(failure, asyncio.CancelledError) and not cancelled_itself():
+            raise
+        raised("the model's adapter raised", failure)
+        error = ModelError("other", f"the model's adapter raised {words_of(failure)}")
+    finally:
+        await _close(stream, raised)
+    if error is not None:
+        return error
+    if message is None:
+        return ModelError("other", "the stream ended without a message")
+    if message.stop_reason in ("error", "aborted"):
+        return ModelError("other", message.error or f"the model ended {message.stop_reason}", usage=message.usage)
+    if len(message.tool_calls) > MOST_CALLS:
+        return ModelError("other", f"an answer with more than {MOST_CALLS} calls", usage=message.usage)
+    return message
+
+
+async def _close(stream: AsyncIterator[ModelEvent] | None, raised: Raised) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        try:
+            await close()
+        except Exception as failure:  # as above; the attempt is over already
+            raised("closing the model's stream raised", failure)
+
+
+# --- messages as they are stored ----------------------------------------------------------------------------------
+
+
+def storable(message: AssistantMessage) -> AssistantMessage:
+    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks.
+
+    Raises TypeError, ValueError for one that could not be read back.
+    """
+    if any(isinstance(part, ToolCallPart) for part in message.content):
+        message = structs.replace(message, content=tuple(map(_with_json, message.content)))
+    try:
+        raw = encode_messages([message])
+    except UnicodeEncodeError:
+        content = tuple(_scrubbed(part) for part in message.content)
+        error = None if message.error is None else storable_text(message.error)
+        message = structs.replace(message, content=content, error=error)
+        raw = encode_messages([message])
+    decode_messages(raw)
+    return message
+
+
+def _with_json(part: AssistantPart) -> AssistantPart:
+    if isinstance(part, ToolCallPart):
+        written = bytes(part.arguments)
+        try:
+            decode_json(written)
+        except NotJson:
+            return structs.replace(part, arguments=to_raw(written.decode("utf-8", "replace")))
+        # Models write white space around it, which is no part of the value.
+        return structs.replace(part, arguments=Raw(written.strip(b" \t\r\n")))
+    return part
+
+
+def _scrubbed(part: AssistantPart) -> AssistantPart:
+    if isinstance(part, ToolCallPart):
+        return structs.replace(part, id=storable_text(part.id), name=storable_text(part.name))
+    return structs.replace(part, text=storable_text(part.text))
+
+
+def storable_text(text: str) -> str:
+    """The text with question marks for what UTF-8 has no bytes for."""
+    return text.encode("utf-8", "replace").decode()
