@@ -10,14 +10,16 @@ import msgspec
 import pytest
 from kit import Hold, Reports, opened, rest
 
+from perdure.harness.events import MessageDelta, MessageEnd
 from perdure.harness.harness import Harness
 from perdure.harness.messages import AssistantMessage, Text, Thinking, ToolCallPart, Usage, decode_messages
-from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta
+from perdure.harness.model import Finished, ModelError, ModelEvent, ModelInfo, ModelRequest, TextDelta
 from perdure.harness.registry import Extension, PromptSection
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, fail, say
 
 untyped: Any = AssistantMessage
+used: Any = Usage
 USED = Usage(input=7, output=3)
 
 
@@ -65,10 +67,7 @@ wrong: Any = 5
         message("text"),
         message(Text(wrong)),
         message(Text("x"), stop_reason="whim"),
-        message(Text("x"), usage=None),
-        message(Text("x"), usage=Usage(input=wrong and "many")),  # pyright: ignore[reportArgumentType]
-        message(Text("x"), provider="\ud800"),
-        message(Thinking("x", signature="\ud800")),
+        message(Text("x"), provider=None),
         message(ToolCallPart("1", wrong, msgspec.Raw(b"{}"))),
         asyncio.CancelledError(),
     ],
@@ -83,6 +82,84 @@ async def test_a_message_that_is_none_ends_the_run_model_error(given: Any) -> No
             decode_messages(entry.raw_messages)
         assert (await root.usage()).requests == 1
     assert [report.type for report in reports] == ["model_adapter_failed"]
+
+
+UNCOUNTABLE: list[Any] = [
+    None,
+    "many",
+    Usage(input=2**70),
+    Usage(input=2**62),
+    Usage(output=-5),
+    used(input=1.5),
+    used(cache_read=float("nan")),
+    used(reasoning="many"),
+]
+
+
+@pytest.mark.parametrize("usage", UNCOUNTABLE, ids=repr)
+async def test_tokens_that_cannot_be_counted_are_untold_and_cost_no_answer_and_no_session_k133(usage: Any) -> None:
+    """Of an answer, and of a failure: several times, since what fits alone may not fit as a sum."""
+    failed = ModelError("other", "no", usage=usage)
+    reports: Reports = []
+    async with harness_of(Odd(message(Text("x"), usage=usage)), reports) as harness:
+        root = await harness.root()
+        for _ in range(3):
+            assert (await (await root.submit("hi")).answer()).text == "x"
+        assert ((await root.usage()).requests, (await root.usage()).tokens) == (3, Usage())
+    async with harness_of(Odd(failed), reports) as harness:
+        root = await harness.root()
+        for _ in range(3):
+            assert (await (await root.submit("hi")).wait()).reason == "model_error"
+        assert ((await root.usage()).requests, (await root.usage()).tokens) == (3, Usage())
+    assert reports == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        message(Text("x\ud800"), provider="\ud800", model="\udfff"),
+        message(Text("x\ud800"), Thinking("\ud800", signature="\ud800")),
+    ],
+)
+async def test_characters_that_are_none_are_question_marks_wherever_they_are_k35(given: Any) -> None:
+    async with harness_of(Odd(given), []) as harness:
+        root = await harness.root()
+        assert (await (await root.submit("hi")).answer()).text == "x?"
+
+
+async def test_characters_that_are_none_do_not_end_what_is_shown_of_a_stream_h68() -> None:
+    shown: list[str] = []
+
+    class Streaming(Odd):
+        async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+            for text in ("a\ud800", "b"):
+                yield TextDelta(text)
+                await seen.wait()
+                seen.clear()
+            yield Finished(message(Text("a?b")))
+
+    seen = asyncio.Event()
+    reports: Reports = []
+    async with Harness.open(
+        MemoryStorage(), models=Streaming(None), on_report=reports.append, partial_interval_ms=0
+    ) as harness:
+        root = await harness.root()
+        async with root.events() as events:
+            await root.submit("hi")
+            async for event in events:
+                if isinstance(event, MessageDelta):
+                    shown.append(event.text)
+                    seen.set()
+                if isinstance(event, MessageEnd):
+                    break
+    assert (shown, reports) == (["a?", "b"], [])
+
+
+@pytest.mark.parametrize("wait", [-5, float("inf"), float("nan"), "5", None], ids=repr)
+async def test_a_wait_that_is_no_time_is_none_k133(wait: Any) -> None:
+    error = ModelError("rate_limit", "no", retry_after_ms=wait)
+    assert (error.retry_after_ms, ModelError("whim", "no").code) == (None, "other")  # pyright: ignore[reportArgumentType]
+    assert ModelError("rate_limit", "no", retry_after_ms=1.5).retry_after_ms == 2  # pyright: ignore[reportArgumentType]
 
 
 async def test_an_aborted_attempt_counts_though_nothing_of_it_was_shown_h76() -> None:

@@ -50,6 +50,7 @@ untyped: Any = ToolResult
         lambda: untyped("x", usage={5: 1}),
         lambda: untyped("x", usage={"\ud800": 1}),
         lambda: untyped("x", usage={"a": 10**400}),
+        lambda: untyped("x", usage={"a": 1.7e308}),
     ],
 )
 async def test_a_result_that_is_none_is_an_error_of_the_tool(world: ToolWorld, make: Callable[[], object]) -> None:

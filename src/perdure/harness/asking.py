@@ -12,9 +12,18 @@ from typing import TypeAlias
 
 from msgspec import Raw, structs
 
-from perdure.harness.foreign import cancelled_itself, words_of
-from perdure.harness.messages import AssistantMessage, AssistantPart, ToolCallPart, decode_messages, encode_messages
+from perdure.harness.foreign import cancelled_itself, storable_text, words_of
+from perdure.harness.messages import (
+    AssistantMessage,
+    AssistantPart,
+    Thinking,
+    ToolCallPart,
+    Usage,
+    decode_messages,
+    encode_messages,
+)
 from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest, Models
+from perdure.harness.usage import countable
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
 from perdure.kernel.records import to_raw
@@ -83,18 +92,25 @@ async def _close(stream: AsyncIterator[ModelEvent] | None, raised: Raised) -> No
 
 
 def storable(message: AssistantMessage) -> AssistantMessage:
-    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks.
+    """The message as strict JSON holds it: arguments that are none become text, lone surrogates question marks, counts
+    of tokens that are none untold.
 
     Raises TypeError, ValueError for one that could not be read back.
     """
+    if countable(message.usage) is None:
+        message = structs.replace(message, usage=Usage())
     if any(isinstance(part, ToolCallPart) for part in message.content):
         message = structs.replace(message, content=tuple(map(_with_json, message.content)))
     try:
         raw = encode_messages([message])
     except UnicodeEncodeError:
-        content = tuple(_scrubbed(part) for part in message.content)
-        error = None if message.error is None else storable_text(message.error)
-        message = structs.replace(message, content=content, error=error)
+        message = structs.replace(
+            message,
+            content=tuple(_scrubbed(part) for part in message.content),
+            provider=storable_text(message.provider),
+            model=storable_text(message.model),
+            error=None if message.error is None else storable_text(message.error),
+        )
         raw = encode_messages([message])
     decode_messages(raw)
     return message
@@ -115,9 +131,6 @@ def _with_json(part: AssistantPart) -> AssistantPart:
 def _scrubbed(part: AssistantPart) -> AssistantPart:
     if isinstance(part, ToolCallPart):
         return structs.replace(part, id=storable_text(part.id), name=storable_text(part.name))
+    if isinstance(part, Thinking) and part.signature is not None and storable_text(part.signature) != part.signature:
+        part = structs.replace(part, signature=None)  # none that the provider would know again
     return structs.replace(part, text=storable_text(part.text))
-
-
-def storable_text(text: str) -> str:
-    """The text with question marks for what UTF-8 has no bytes for."""
-    return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,5 @@
-"""What code of others raises (tools, hooks, prompt sections, model adapters): it fails only its unit (rule K133)."""
+"""What code of others says and raises (tools, hooks, prompt sections, model adapters): it fails only its unit (rule
+K133)."""
 
 from __future__ import annotations
 
@@ -18,3 +19,8 @@ def words_of(error: BaseException) -> str:
     except Exception:
         said = ""
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def storable_text(text: str) -> str:
+    """The text with question marks for what UTF-8 has no bytes for."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -16,7 +16,7 @@ from msgspec import structs
 from msgspec.structs import replace
 from typing_extensions import override
 
-from perdure.harness.asking import ask, storable, storable_text
+from perdure.harness.asking import ask, storable
 from perdure.harness.calls import ToolTask
 from perdure.harness.cost import Costs
 from perdure.harness.documents import (
@@ -28,6 +28,7 @@ from perdure.harness.documents import (
     UnansweredReason,
     UsageTotals,
 )
+from perdure.harness.foreign import storable_text
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, awaits_reset, place
 from perdure.harness.messages import (

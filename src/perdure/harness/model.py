@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from decimal import Decimal
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -79,23 +80,34 @@ ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Finished
 ModelErrorCode: TypeAlias = Literal[
     "overflow", "rate_limit", "overloaded", "connection", "malformed", "authentication", "refused", "other"
 ]
+_CODES: frozenset[str] = frozenset(get_args(ModelErrorCode))
 RETRYABLE: frozenset[ModelErrorCode] = frozenset({"rate_limit", "overloaded", "connection"})
 
 
 class ModelError(PerdureError):
-    """A request failed. What is not RETRYABLE is never sent again (rule H74)."""
+    """A request failed. What is not RETRYABLE is never sent again (rule H74).
+
+    Adapters fill it with what servers say: an unknown code is ``other``, a wait that is no time is none.
+    """
 
     def __init__(
         self, code: ModelErrorCode, message: str, *, retry_after_ms: int | None = None, usage: Usage | None = None
     ) -> None:
         super().__init__(message)
-        self.code: ModelErrorCode = code
-        self.retry_after_ms = retry_after_ms
+        self.code: ModelErrorCode = code if code in _CODES else "other"
+        self.retry_after_ms: int | None = _wait(retry_after_ms)
         self.usage = usage
 
     @property
     def retryable(self) -> bool:
         return self.code in RETRYABLE
+
+
+def _wait(told: object) -> int | None:
+    """Whole milliseconds; None for what is no time."""
+    if isinstance(told, (int, float)) and not isinstance(told, bool) and 0 <= told < math.inf:
+        return math.ceil(told)
+    return None
 
 
 class Models(Protocol):

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from perdure.harness.documents import Live, LiveMessage, LivePart
+from perdure.harness.foreign import storable_text
 from perdure.harness.messages import AssistantPart, Text, Thinking, ToolCallPart
 from perdure.harness.model import ModelEvent, TextDelta, ThinkingDelta, ToolCallDelta
 from perdure.kernel.records import to_raw
@@ -27,7 +28,7 @@ class _Part(msgspec.Struct):
     def rest(self) -> str:
         text = "".join(self.chunks[self.shown :])
         self.shown = len(self.chunks)
-        return text
+        return storable_text(text)
 
 
 class Partial:
@@ -81,7 +82,9 @@ class Partial:
         for at in range(self._first_dirty, len(self._parts)):
             part = self._parts[at]
             if at >= len(content):
-                content.append(LivePart(type=part.type, text=part.rest(), id=part.id, name=part.name))
+                content.append(
+                    LivePart(type=part.type, text=part.rest(), id=storable_text(part.id), name=storable_text(part.name))
+                )
             elif part.shown < len(part.chunks):
                 content[at]["text"] += part.rest()
         self._first_dirty = max(len(self._parts) - 1, 0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import math
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -56,6 +55,8 @@ ReplayPolicy: TypeAlias = Literal["safe", "unsafe"]
 """Whether a call that was interrupted may simply be run again."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MOST_USED: Final = 1e18
+"""Of one kind, by one call: no total of such comes to infinity, which no JSON holds."""
 
 
 class ToolError(PerdureError):
@@ -96,8 +97,8 @@ class ToolResult:
         _require(noted, "diagnostics must be texts")
         for name, amount in self.usage.items():
             check_json({name: 0}, at="ToolResult.usage")
-            finite = type(amount) in (int, float) and math.isfinite(amount)
-            _require(finite, f"usage[{name!r}] must be a finite number")
+            fits = type(amount) in (int, float) and abs(amount) <= MOST_USED
+            _require(fits, f"usage[{name!r}] must be a number of at most {MOST_USED:g}")
 
     @property
     def parts(self) -> tuple[UserPart, ...]:

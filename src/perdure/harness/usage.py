@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 import msgspec
+from msgspec import structs
 
 from perdure.harness.documents import DeletedUsage, ModelTotals, ToolTotals, UsageTotals
 from perdure.harness.messages import Usage
@@ -27,9 +28,21 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Billionths of a US dollar; None: not known."""
 
 
+MOST_TOKENS = 10**9
+"""What an attempt may have used of one kind; more is no count. A total of a billion such still fits its 64 bits."""
+
+
+def countable(usage: object) -> Usage | None:
+    """What a provider told of an attempt, or None for what no totals can hold: adapters pass on what servers say."""
+    if not isinstance(usage, Usage):
+        return None
+    counts: tuple[object, ...] = structs.astuple(usage)
+    return usage if all(type(count) is int and 0 <= count <= MOST_TOKENS for count in counts) else None
+
+
 def add_attempt(totals: UsageTotals, attempt: Attempt) -> None:
     """Count the attempt in a draft, with what it used and cost."""
-    model, usage = attempt.model, attempt.usage
+    model, usage = attempt.model, countable(attempt.usage)
     if model not in totals.models:
         totals.models[model] = ModelTotals(
             requests=0, input=0, output=0, cache_read=0, cache_write=0, reasoning=0, unpriced=0
