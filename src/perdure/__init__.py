@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from perdure.harness.hooks import on_yield as on_yield
     from perdure.harness.inbox import ConversationBusy as ConversationBusy
     from perdure.harness.inbox import InboxFull as InboxFull
+    from perdure.harness.limits import AS_HOST as AS_HOST
+    from perdure.harness.limits import Limits as Limits
     from perdure.harness.messages import AssistantMessage as AssistantMessage
     from perdure.harness.messages import Image as Image
     from perdure.harness.messages import Text as Text
@@ -131,6 +133,10 @@ _HOME = {
     "perdure.harness.inbox": (
         "ConversationBusy",
         "InboxFull",
+    ),
+    "perdure.harness.limits": (
+        "AS_HOST",
+        "Limits",
     ),
     "perdure.harness.messages": (
         "AssistantMessage",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
@@ -19,6 +20,7 @@ from perdure.harness.inbox import (
     withdraw,
     write_content,
 )
+from perdure.harness.limits import AsHost, LimitName, change_settings
 from perdure.harness.messages import UserPart
 from perdure.harness.model import ThinkingLevel
 from perdure.harness.prepare import give_key
@@ -212,6 +214,32 @@ class Conversation:
                 agent.instructions = instructions
             if not isinstance(cwd, Unset):
                 agent.cwd = cwd
+
+    async def set_limits(
+        self,
+        *,
+        cost_usd: Decimal | int | AsHost | Unset | None = UNSET,
+        tokens: int | AsHost | Unset | None = UNSET,
+        turns: int | AsHost | Unset | None = UNSET,
+        tool_calls: int | AsHost | Unset | None = UNSET,
+        seconds: float | AsHost | Unset | None = UNSET,
+        context: Context | None = None,
+    ) -> None:
+        """Change the limits that are given, of this conversation and from its beginning on (rule H243). See Limits.
+
+        They win over those of the host, each by itself: None is no limit, AS_HOST goes back to what the host says.
+        They are stored with the conversation, and a fork has those of its entry. Raises TypeError, ValueError.
+        """
+        changes: dict[LimitName, object] = {
+            "cost_usd": cost_usd,
+            "tokens": tokens,
+            "turns": turns,
+            "tool_calls": tool_calls,
+            "seconds": seconds,
+        }
+        async with self.commit(context=context) as tx:
+            await tx.conversation(self.id)
+            change_settings((await tx.draft(Agent)).limits, changes)
 
     async def set_name(
         self,

@@ -238,7 +238,9 @@ RESET = "pi.reset"
 COMPACTION = "pi.compaction"
 
 
-# --- inputs of built-in tasks -------------------------------------------------------------------------------
+# --- built-in tasks -----------------------------------------------------------------------------------------
+
+GENERATION = "pi.generation"
 
 
 class ToolInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -31,6 +31,7 @@ from perdure.harness.documents import (
 from perdure.harness.foreign import storable_text
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, awaits_reset, place
+from perdure.harness.limits import LimitReached
 from perdure.harness.messages import (
     AssistantMessage,
     AssistantPart,
@@ -112,6 +113,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         at = run.checkpoint or Preparing()
         for _ in range(MOST_PREPARES):
             await self._host.contexts.load(run.conversation_id)
+            await self._host.limits.load()
             async with run.commit() as tx:
                 moved = await self._pin(run, tx, turn=at.turn, attempt=at.attempt)
             if moved is not None:
@@ -122,14 +124,16 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     async def _pin(
         self, run: Run[None, None, Any], tx: RunTransaction[None], *, turn: int, attempt: int
     ) -> Next[None] | None:
-        """On to the request; or the end, without a model. None: the history is not in memory, nothing was written."""
+        """On to the request; or the end, without a model or at a limit. None: what is needed is not in memory, nothing
+        was written."""
         conversation_id = run.conversation_id
         pinned = await prepare(self._host, tx, conversation_id, task=run.id, turn=turn, attempt=attempt)
         if pinned is None:
             return None
-        if isinstance(pinned, NoModel):
-            await end_run(self._host, tx, conversation_id, NoAnswer("no_model", pinned.detail))
-            return tx.fail("no_model", pinned.detail)
+        if isinstance(pinned, (NoModel, LimitReached)):
+            reason = "no_model" if isinstance(pinned, NoModel) else "limit"
+            await end_run(self._host, tx, conversation_id, NoAnswer(reason, pinned.detail))
+            return tx.fail(reason, pinned.detail)
         live = await tx.read(Live, conversation=conversation_id)
         if live is not None and live.retry is not None:
             (await tx.draft(Live, conversation=conversation_id)).retry = None
@@ -294,6 +298,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """The boundary after a round, and the next request pinned in the same commit."""
         for _ in range(MOST_PREPARES):
             await self._host.contexts.load(run.conversation_id)
+            await self._host.limits.load()
             async with run.commit() as tx:
                 moved = await self._after_tools(run, tx)
             if moved is not None:
@@ -317,7 +322,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         pinned = await prepare_along(host, tx, conversation_id, task=record.id, turn=turn, attempt=1)
         if pinned is not None:
             state = Running(phase="request", raw_checkpoint=pinned.encode())
-        else:  # the history left memory meanwhile, or the model went
+        else:  # the history left memory meanwhile, the model went, or a limit is reached
             state = Running(phase="start", raw_checkpoint=msgspec.Raw(msgspec.json.encode(Preparing(turn=turn))))
         tx.put_task(structs.replace(record, state=state, restarts=0))
 

@@ -24,6 +24,7 @@ from perdure.harness.generation import GenerationTask
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, InputMode, admit, place
+from perdure.harness.limits import LimitCheck, Limits
 from perdure.harness.mail import Mailroom
 from perdure.harness.model import Models, installed_models
 from perdure.harness.prepare import give_key
@@ -43,7 +44,7 @@ from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, Submis
 from perdure.kernel.reports import OnReport
 from perdure.kernel.session import CloseReport, Session
 from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Storage
-from perdure.kernel.transaction import Transaction
+from perdure.kernel.transaction import UNSET, Transaction, Unset
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.registry import TaskRegistry
 from perdure.tasks.runtime import TaskRuntime
@@ -74,6 +75,8 @@ class Harness:
         setup: Setup | None,
         restart_limit: int,
         drain_ms: int,
+        limits: Limits | None,
+        conversation_limits: Limits | None,
     ) -> None:
         self.session = session
         self.settings = settings
@@ -94,6 +97,7 @@ class Harness:
             hooks=HookRunner(session, self.registry),
             contexts=contexts,
             progress=progress,
+            limits=LimitCheck(session, of_session=limits, of_conversation=conversation_limits),
         )
         # Before the runtime: at the end it is told last, when no call runs any more.
         calls = ToolTask(
@@ -129,6 +133,8 @@ class Harness:
         after_failure: AfterFailure = "keep",
         retry: RetryPolicy | None = None,
         partial_interval_ms: int = 100,
+        limits: Limits | None = None,
+        conversation_limits: Limits | None = None,
         restart_limit: int = 5,
         drain_ms: int = 10_000,
         line_bound_ms: int = 1_000,
@@ -152,6 +158,8 @@ class Harness:
         setup: staged in the commit that creates a conversation, after those of extensions.
         instructions: what every conversation's model is told first.
         steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
+        limits: what all conversations together may spend, those that were deleted too; see ``set_limits``.
+        conversation_limits: what each may spend, as far as it has no limits of its own.
         restart_limit: how often a task may be cut off by crashes before it is parked.
         epoch: the fence this host writes, higher than any before; without it the last one plus 1.
         takeover: also of a store that another host has open. That one adds nothing from here on and stops with
@@ -193,6 +201,8 @@ class Harness:
                     setup=setup,
                     restart_limit=restart_limit,
                     drain_ms=drain_ms,
+                    limits=limits,
+                    conversation_limits=conversation_limits,
                 )
                 harness.registry.install(*extensions)
                 await harness.tasks.recover()
@@ -259,6 +269,7 @@ class Harness:
         draft.tools = wanted.tools
         draft.instructions = wanted.instructions
         draft.cwd = wanted.cwd
+        draft.limits = wanted.limits
         await give_key(tx, record.id)
         for setup in self.registry.setups(wanted):
             await setup(tx, record)
@@ -399,6 +410,17 @@ class Harness:
             if deleted == before:
                 return summed(documents)
         raise RuntimeError("conversations are deleted faster than what they used can be summed; ask again")
+
+    def set_limits(
+        self, *, session: Limits | Unset | None = UNSET, conversation: Limits | Unset | None = UNSET
+    ) -> None:
+        """Change what the session, and each conversation without limits of its own, may spend; None: no limits.
+
+        It counts from the next request on, and as long as this harness is open (rules H159, H246). At a limit a run
+        ends unanswered, ``limit``; what is under way then, also in other conversations, is completed and may exceed
+        it.
+        """
+        self._host.limits.change(of_session=session, of_conversation=conversation)
 
     async def _all_usage(self, context: Context | None) -> AsyncGenerator[UsageTotals]:
         after = 0

@@ -6,6 +6,7 @@ import msgspec
 
 from perdure.harness.contexts import Contexts
 from perdure.harness.hook_runner import HookRunner
+from perdure.harness.limits import LimitCheck
 from perdure.harness.model import Models
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
@@ -23,3 +24,4 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     hooks: HookRunner
     contexts: Contexts
     progress: ProgressWriter
+    limits: LimitCheck

@@ -6,6 +6,7 @@ import msgspec
 
 from perdure.harness.documents import SYSTEM, Agent, ProviderKey
 from perdure.harness.host import Host
+from perdure.harness.limits import LimitReached
 from perdure.harness.messages import SystemMessage, encode_messages
 from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
 from perdure.harness.prompt import Shown, difference, render
@@ -50,11 +51,14 @@ class NoModel(msgspec.Struct, frozen=True):
 
 async def prepare(
     host: Host, tx: Transaction, conversation_id: int, *, task: int, turn: int, attempt: int
-) -> Pinned | NoModel | None:
+) -> Pinned | NoModel | LimitReached | None:
     """Pin the next request of a generation task in a transaction, after showing what the prompt says now.
 
-    None: the conversation's history is not in memory; ``host.contexts.load`` it outside of the transaction.
+    None: the conversation's history is not in memory, or not what limits are held against; ``host.contexts.load`` and
+    ``host.limits.load`` outside of the transaction.
     """
+    if not host.limits.ready:
+        return None
     known = host.contexts.shown(tx, conversation_id)
     if known is None:
         return None
@@ -63,6 +67,9 @@ async def prepare(
     model = _model(host, agent, conversation_id)
     if isinstance(model, NoModel):
         return model
+    limit = await host.limits.reached(tx, conversation_id, agent.limits)
+    if limit is not None:
+        return limit
     tools, offered = _usable(host, agent, conversation_id)
     data = difference(shown, _sections(host, conversation_id, agent, tools, shown))
     if data is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
-from perdure.harness.documents import Live, UnansweredReason, UsageTotals
+from perdure.harness.documents import GENERATION, Live, UnansweredReason, UsageTotals
 from perdure.harness.host import Host
 from perdure.harness.inbox import Placed, place, withdraw
 from perdure.harness.prepare import prepare_along
@@ -21,7 +21,6 @@ from perdure.kernel.transaction import Transaction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GENERATION = "pi.generation"
 GENERATION_VERSION = 1
 
 
@@ -58,11 +57,11 @@ async def start_run(host: Host, tx: Transaction, conversation_id: int, inputs: S
 
 
 async def end_run(host: Host, tx: Transaction, conversation_id: int, ending: Answered | NoAnswer) -> None:
-    """End the run, settle its inputs, and place what the host's settings let in now (rules H46, H48, H50)."""
+    """End the run, settle its inputs, and place what the host's settings let in now (rules H46, H48 to H50)."""
     await clear_run(tx, conversation_id, ending)
     if isinstance(ending, Answered):
         await final_boundary(host, tx, conversation_id)
-    elif ending.reason in ("model_error", "no_model"):
+    elif ending.reason in ("model_error", "no_model", "limit"):
         if host.settings.after_failure == "continue":
             await final_boundary(host, tx, conversation_id)
         elif host.settings.after_failure == "withdraw":

@@ -211,15 +211,19 @@ def _busy(records: Records, conversation: int) -> Iterator[str]:
 
 
 def _usage(records: Records, conversation: int, entries: list[EntryRecord]) -> Iterator[str]:
-    """What ``pi.usage`` says is what the entries say: it was added in the commits that wrote them (rule H76)."""
+    """What ``pi.usage`` says is what the entries say: it was added in the commits that wrote them (rules H76, H240)."""
     totals = cast("dict[str, dict[str, dict[str, Any]]]", records.document("pi.usage", conversation) or {})
     answers: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
+    turns = 0
     for message in (_answer(entry) for entry in entries):
         if message is not None:
             model = f"{message.provider}:{message.model}"
             answers[model] += 1
             tokens[model] += message.usage.input + message.usage.output
+            turns += message.stop_reason not in ("error", "aborted")
+    if totals.get("turns", 0) != turns:
+        yield f"conversation {conversation} has {turns} answers, but pi.usage counts {totals.get('turns', 0)} turns"
     models = totals.get("models", {})
     for model in answers.keys() | models.keys():
         counted = models.get(model, {"requests": 0, "input": 0, "output": 0})
