@@ -259,6 +259,30 @@ def backup(
 
 
 @app.command()
+def size(
+    file: Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what takes how much in a store, and which conversations take most."""
+    from perdure.cli.size import measured, render
+    from perdure.cli.stores import store_or_own
+
+    render(_run("size", measured(store_or_own(file))), as_json=as_json)
+
+
+@app.command()
+def vacuum(
+    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage that no process has open.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Give the disk back what was deleted from a store. It needs room for two more copies of what stays."""
+    from perdure.cli.size import render_vacuum
+    from perdure.cli.size import vacuum as run_vacuum
+
+    render_vacuum(_run("vacuum", run_vacuum(file)), as_json=as_json)
+
+
+@app.command()
 def inspect(
     file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage; it may be in use.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,

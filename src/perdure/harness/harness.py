@@ -43,7 +43,7 @@ from perdure.kernel.json import JsonValue
 from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, SubmissionRecord, SubmissionStatus
 from perdure.kernel.reports import OnReport
 from perdure.kernel.session import CloseReport, Session
-from perdure.kernel.storage import ANY, MAX_SCAN, Anything, Storage
+from perdure.kernel.storage import ANY, MAX_SCAN, VACUUM_MS, Anything, SizeReport, Storage, VacuumReport
 from perdure.kernel.transaction import UNSET, Transaction, Unset
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.registry import TaskRegistry
@@ -396,6 +396,25 @@ class Harness:
         Raises NotFound, TaskEnded, NotJson.
         """
         return await self.tasks.send_signal(task, name, value, context=context)
+
+    # --- upkeep ------------------------------------------------------------------------------------------------
+
+    async def size(self, *, context: Context | None = None) -> SizeReport:
+        """What takes how much in the store, and which conversations take most (rule K220).
+
+        Reads every record once, beside whatever goes on. Raises StorageError.
+        """
+        self.session.check_open()
+        return await bounded(self.session.storage.size(), context)
+
+    async def vacuum(self, *, within_ms: int = VACUUM_MS, context: Context | None = None) -> VacuumReport:
+        """Give the disk back what was deleted (rules K221 to K223). Commits wait for it, some seconds a gigabyte.
+
+        Longer than about ``within_ms``, and without room to work in, it leaves the store as it was. ``context`` ends
+        the wait alone. Raises StorageError, which does not fail the session, and StaleEpochError.
+        """
+        self.session.check_open()
+        return await bounded(self.session.storage.vacuum(within_ms=within_ms), context)
 
     # --- usage -------------------------------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ MAX_DIGESTS = 10_000
 MAX_CONTENTS = 64
 """Contents that one call reads."""
 
+VACUUM_MS = 600_000
+"""How long a vacuum may keep commits waiting unless it is told otherwise."""
+
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a store says of itself once it is open."""
@@ -158,16 +161,71 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     posted_at: int
 
 
-class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, by what they are for. ``total`` is what the store takes on disk (or in memory, about)."""
+MAX_BIGGEST = 20
+"""Conversations that a size report names."""
 
-    total: int
+
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many there are, each counted from the data."""
+
+    conversations: int
+    """Those of which forks still show something after they were deleted included."""
     entries: int
     submissions: int
     tasks: int
     documents: int
+    """Incarnations, retired ones too."""
+    states: int
+    """Bases and deltas of documents."""
+    contents: int
+    mail: int
+    """Requests that wait, and answered ones that are kept."""
+
+
+class ConversationSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of one conversation."""
+
+    id: int
+    entries: int
+    """Its own; those it shows of what it was forked from are counted there."""
+    bytes: int
+    """Of its entries, submissions and tasks, and of its documents with their states."""
+    deleted: bool = False
+    """What forks still show of it (rule K196) is all that is left."""
+
+
+class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes, by what they are for (rule K220). ``total`` is what the store takes on disk (or in memory, about)."""
+
+    total: int
+    conversations: int
+    entries: int
+    submissions: int
+    tasks: int
+    documents: int
+    """Their records, bases and deltas."""
     contents: int
     """As they were given, before anything made them smaller."""
+    mailbox: int
+    free: int
+    """Of pages with nothing in them: what is written next uses them, and a vacuum gives them back."""
+    log: int
+    """Of the write-ahead log, which is part of ``total``."""
+    rows: RowCounts
+    biggest: tuple[ConversationSize, ...]
+    """The conversations that take most, largest first, at most ``MAX_BIGGEST``."""
+
+
+class VacuumReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store took on disk before and after a vacuum, in bytes, its log included."""
+
+    before: int
+    after: int
+
+    @property
+    def freed(self) -> int:
+        """Not negative: what others wrote meanwhile is not held against it."""
+        return max(0, self.before - self.after)
 
 
 class Anything:
@@ -316,7 +374,17 @@ class Storage(Protocol):
         """An integrity check: what is wrong, one line each; empty when all is well."""
         ...
 
-    async def size(self) -> SizeReport: ...
+    async def size(self) -> SizeReport:
+        """What takes how much, by reading every record once, beside whatever else goes on (rule K220)."""
+        ...
+
+    async def vacuum(self, *, within_ms: int = VACUUM_MS) -> VacuumReport:
+        """Give back what deleted and reclaimed records took; no record changes (rules K146, K221 to K224).
+
+        Commits wait for it meanwhile, at most about ``within_ms``; then, and if there is no room to work in, the store
+        is left as it was. Raises StorageError, StaleEpochError.
+        """
+        ...
 
     async def close(self) -> None:
         """Let accepted commits settle, release the lock. Closing twice does nothing."""

@@ -30,6 +30,7 @@ from perdure.kernel.storage import (
     MAX_CONTENTS,
     MAX_DIGESTS,
     MAX_SCAN,
+    VACUUM_MS,
     Anything,
     Batch,
     DocumentWrite,
@@ -41,15 +42,18 @@ from perdure.kernel.storage import (
     StoredContent,
     StoredDocument,
     StoreInfo,
+    VacuumReport,
 )
 from perdure.storage.deletion import delete
 from perdure.storage.memory_deletion import MemoryShelf, closure_of, deletion_refused
+from perdure.storage.memory_size import measure
 from perdure.storage.rules import (
     FIRST_ID,
     KEPT_ANSWERS,
     MAX_UNANSWERED,
     as_of,
     check_batch,
+    check_bound,
     check_limit,
     check_takeover,
     lineage_of,
@@ -59,8 +63,6 @@ from perdure.storage.rules import (
     no_mail,
     ranges,
 )
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -551,19 +553,11 @@ class MemoryStorage:
         return found + [f"content {digest} is not what its digest says" for digest in wrong]
 
     async def size(self) -> SizeReport:
-        contents = self._read()
-        entries = sum(len(_encode(entry)) for entry in contents.entries.values())
-        submissions = sum(len(_encode(submission)) for submission in contents.submissions.values())
-        tasks = sum(len(_encode(task)) for task in contents.tasks.values())
-        documents = sum(
-            len(_encode(d.record)) + sum(len(base[2]) for base in d.bases) + sum(len(delta[1]) for delta in d.deltas)
-            for d in contents.documents.values()
-        )
-        return SizeReport(
-            total=entries + submissions + tasks + documents + sum(map(len, contents.contents.values())),
-            entries=entries,
-            submissions=submissions,
-            tasks=tasks,
-            documents=documents,
-            contents=sum(map(len, contents.contents.values())),
-        )
+        return measure(self._read())
+
+    async def vacuum(self, *, within_ms: int = VACUUM_MS) -> VacuumReport:
+        """Nothing is on disk, so nothing is given back."""
+        if self._info is None or self._info.read_only:
+            raise StorageError("this MemoryStorage is not open for writing")
+        check_bound(within_ms)
+        return VacuumReport(before=0, after=0)

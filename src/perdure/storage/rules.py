@@ -79,6 +79,12 @@ def check_limit(limit: int, *, most: int = MAX_SCAN) -> None:
         raise InvalidRead(f"a scan returns 1 to {most} records, not {limit}; read page by page")
 
 
+def check_bound(within_ms: int) -> None:
+    """Raise ValueError unless a bound of a wait is one."""
+    if within_ms < 1:
+        raise ValueError(f"a bound is a number of milliseconds, 1 or more, not {within_ms}")
+
+
 def lineage_of(ancestry: Iterable[tuple[int, int | None]]) -> tuple[Segment, ...]:
     """The segments of a history (rule K117), from (conversation, the entry it was forked at), nearest first.
 

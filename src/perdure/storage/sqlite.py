@@ -34,6 +34,7 @@ from perdure.kernel.storage import (
     MAX_CONTENTS,
     MAX_DIGESTS,
     MAX_SCAN,
+    VACUUM_MS,
     Anything,
     Batch,
     Mail,
@@ -43,10 +44,11 @@ from perdure.kernel.storage import (
     StoredContent,
     StoredDocument,
     StoreInfo,
+    VacuumReport,
 )
 from perdure.storage import sqlite_header, sqlite_upkeep
 from perdure.storage.lock import OwnerLock, forget_replacement
-from perdure.storage.rules import FIRST_ID, check_limit, check_takeover
+from perdure.storage.rules import FIRST_ID, check_bound, check_limit, check_takeover
 from perdure.storage.sqlite_create import clear, copying, create
 from perdure.storage.sqlite_reads import Reader, face, quietly
 from perdure.storage.sqlite_schema import Link, build, connect, explained
@@ -368,6 +370,23 @@ class SqliteStorage:
 
     async def size(self) -> SizeReport:
         return await self._work_beside("measured", lambda link, _: sqlite_upkeep.measure(link, self.path))
+
+    async def vacuum(self, *, within_ms: int = VACUUM_MS) -> VacuumReport:
+        """As ``Storage.vacuum``. Needs room for two more copies of what stays; the error says where, and how much.
+
+        Cancelling ends the wait, not the vacuum; closing the store ends it. Another process that reads an old state
+        of the store keeps the file as long as it is, until a later checkpoint.
+        """
+        opening = self._open()
+        if opening.writer is None:
+            raise StorageError(f"the store at {self.path} is open for reading only; open it for writing to vacuum it")
+        check_bound(within_ms)
+        assert opening.writing is not None, "where there is a writer"
+        stopping: Callable[[], bool] = lambda: self._state != "open"  # noqa: E731
+        work = opening.writing.call(partial(opening.writer.vacuum, within_ms=within_ms, stopping=stopping))
+        self._beside.add(work)
+        work.add_done_callback(self._beside.discard)
+        return await asyncio.shield(work)
 
     async def backup(self, target: str | os.PathLike[str], *, log_id: str, now: int) -> None:
         """Copy the store as of one commit into a new file, while it is in use (rules K29, K184).

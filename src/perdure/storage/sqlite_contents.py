@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import apsw
 import msgspec
@@ -199,7 +199,16 @@ def check(link: apsw.Connection) -> Iterator[str]:
         yield f"contents: pin {pin} holds {digest.hex()}, which is not stored"
 
 
-def measure(link: apsw.Connection) -> int:
+class Amount(NamedTuple):
+    """How many rows a table has, and what is in them."""
+
+    rows: int
+    bytes: int
+
+
+def measure(link: apsw.Connection) -> Amount:
     if not has_tables(link):
-        return 0
-    return cast("int", link.execute("SELECT coalesce(sum(size), 0) FROM contents INDEXED BY contents_by_digest").get)
+        return Amount(0, 0)
+    sql = "SELECT count(*), coalesce(sum(size), 0) FROM contents INDEXED BY contents_by_digest"
+    (found,) = link.execute(sql)
+    return Amount(*cast("tuple[int, int]", found))

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
+from typing import cast
 
 import apsw
 import msgspec
 
 from perdure.kernel.records import EntryRecord
-from perdure.kernel.storage import SizeReport
+from perdure.kernel.storage import MAX_BIGGEST, ConversationSize, RowCounts, SizeReport
 from perdure.storage import sqlite_contents
 from perdure.storage.sqlite_rows import TABLES, row_of
 from perdure.storage.sqlite_schema import roll_back
@@ -21,6 +24,21 @@ _MOST_FINDINGS = 100
 _STRAY = "WHERE seq > ? OR document_id NOT IN (SELECT id FROM documents) LIMIT 100"
 _STRAY_BASES = f"SELECT document_id, seq FROM bases {_STRAY}"  # noqa: S608 - a constant
 _STRAY_DELTAS = f"SELECT document_id, seq FROM deltas {_STRAY}"  # noqa: S608 - a constant
+_BIGGEST = """
+WITH parts (conversation, entries, bytes) AS (
+    SELECT conversation_id, count(*), sum(length(body)) FROM entries GROUP BY conversation_id
+    UNION ALL SELECT conversation_id, 0, sum(length(body)) FROM submissions GROUP BY conversation_id
+    UNION ALL SELECT conversation_id, 0, sum(length(body)) FROM tasks GROUP BY conversation_id
+    UNION ALL SELECT scope_id, 0, length(body) FROM documents WHERE scope = 'conversation'
+    UNION ALL SELECT d.scope_id, 0, length(b.value) FROM bases AS b JOIN documents AS d ON d.id = b.document_id
+        WHERE d.scope = 'conversation'
+    UNION ALL SELECT d.scope_id, 0, length(b.ops) FROM deltas AS b JOIN documents AS d ON d.id = b.document_id
+        WHERE d.scope = 'conversation'
+)
+SELECT conversation, sum(entries), sum(bytes),
+    EXISTS (SELECT 1 FROM conversations WHERE id = conversation AND owner IS 0)
+FROM parts GROUP BY conversation ORDER BY sum(bytes) DESC, conversation LIMIT ?
+"""
 
 
 def check(link: apsw.Connection) -> list[str]:
@@ -67,23 +85,62 @@ def _check_records(link: apsw.Connection, found: list[str]) -> None:
 
 
 def measure(link: apsw.Connection, path: str) -> SizeReport:
-    """The bytes of the records, and of the files they are in."""
-
-    def total(table: str, column: str = "body") -> int:
-        sql = f"SELECT coalesce(sum(length({column})), 0) FROM {table}"  # noqa: S608 - constants, see below
-        value = link.execute(sql).get
-        assert isinstance(value, int)
-        return value
-
-    files = 0
-    for name in (path, f"{path}-wal"):
-        if os.path.exists(name):
-            files += os.stat(name).st_size
+    """What is in the files, as of one commit. Reads every table once, but not what long values go on with."""
+    link.execute("BEGIN")
+    try:
+        documents = _table(link, "documents", "length(body)")
+        bases, deltas = _table(link, "bases", "length(value)"), _table(link, "deltas", "length(ops)")
+        conversations, entries = _table(link, "conversations", "length(body)"), _table(link, "entries", "length(body)")
+        submissions, tasks = _table(link, "submissions", "length(body)"), _table(link, "tasks", "length(body)")
+        mailbox = _table(link, "mailbox", "length(body) + coalesce(length(result), 0)")
+        contents = sqlite_contents.measure(link)
+        free = _number(link, "PRAGMA freelist_count") * _number(link, "PRAGMA page_size")
+        biggest = [
+            ConversationSize(id=id, entries=count, bytes=size, deleted=bool(deleted))
+            for id, count, size, deleted in cast(
+                "Iterator[tuple[int, int, int, int]]", link.execute(_BIGGEST, (MAX_BIGGEST,))
+            )
+        ]
+    finally:
+        roll_back(link)
     return SizeReport(
-        total=files,
-        entries=total("entries"),
-        submissions=total("submissions"),
-        tasks=total("tasks"),
-        documents=total("documents") + total("bases", "value") + total("deltas", "ops"),
-        contents=sqlite_contents.measure(link),
+        total=taken(path),
+        conversations=conversations.bytes,
+        entries=entries.bytes,
+        submissions=submissions.bytes,
+        tasks=tasks.bytes,
+        documents=documents.bytes + bases.bytes + deltas.bytes,
+        contents=contents.bytes,
+        mailbox=mailbox.bytes,
+        free=free,
+        log=taken(path, ("-wal",)),
+        rows=RowCounts(
+            conversations=conversations.rows,
+            entries=entries.rows,
+            submissions=submissions.rows,
+            tasks=tasks.rows,
+            documents=documents.rows,
+            states=bases.rows + deltas.rows,
+            contents=contents.rows,
+            mail=mailbox.rows,
+        ),
+        biggest=tuple(biggest),
     )
+
+
+def taken(path: str, suffixes: Sequence[str] = ("", "-wal")) -> int:
+    """Bytes of the files of a store, those that are there."""
+    found = 0
+    for suffix in suffixes:
+        with suppress(FileNotFoundError):
+            found += os.stat(f"{path}{suffix}").st_size
+    return found
+
+
+def _table(link: apsw.Connection, table: str, size: str) -> sqlite_contents.Amount:
+    (found,) = link.execute(f"SELECT count(*), coalesce(sum({size}), 0) FROM {table}")  # noqa: S608 - constants
+    return sqlite_contents.Amount(*cast("tuple[int, int]", found))
+
+
+def _number(link: apsw.Connection, sql: str) -> int:
+    return cast("int", link.execute(sql).get)

@@ -20,7 +20,8 @@ import apsw
 import msgspec
 
 from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
-from perdure.kernel.storage import Batch, StoreInfo
+from perdure.kernel.storage import Batch, StoreInfo, VacuumReport
+from perdure.storage import sqlite_vacuum
 from perdure.storage.deletion import delete
 from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
 from perdure.storage.sqlite_contents import add_tables, change_of
@@ -260,6 +261,22 @@ class Writer:
         if self._failure is not None:
             self._link.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._link.close()
+
+    def vacuum(self, *, within_ms: int, stopping: Callable[[], bool]) -> VacuumReport:
+        """Between two groups; what waits meanwhile is written after it. Raises StorageError, StaleEpochError.
+
+        A vacuum that fails changes nothing, so that the writer goes on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._link.check_place()
+        stored = read_info(self._link, self._path, read_only=False)
+        if (stored.epoch, stored.writer) != (self._opening.epoch, self._opening.writer):
+            raise self._superseded(stored.seq)
+        try:
+            return sqlite_vacuum.vacuum(self._link, self._path, within_ms=within_ms, stopping=stopping)
+        finally:
+            self._log_pages, self._checkpoint_at = 0, CHECKPOINT_PAGES  # the next commit tells how long the log is
 
     def _refuse(self, future: asyncio.Future[None], refusal: StorageError) -> None:
         self._failure = self._failure or refusal

@@ -29,6 +29,7 @@ from perdure.kernel.records import (
 from perdure.kernel.storage import (
     ANY,
     MAX_SCAN,
+    VACUUM_MS,
     Anything,
     Batch,
     Mail,
@@ -39,6 +40,7 @@ from perdure.kernel.storage import (
     StoredContent,
     StoredDocument,
     StoreInfo,
+    VacuumReport,
 )
 
 R = TypeVar("R")
@@ -360,3 +362,6 @@ class FaultyStorage:
 
     async def size(self) -> SizeReport:
         return await self._reading(self.inner.size())
+
+    async def vacuum(self, *, within_ms: int = VACUUM_MS) -> VacuumReport:
+        return await self._reading(self.inner.vacuum(within_ms=within_ms))

@@ -1,14 +1,12 @@
-"""Checks of the mailbox and of the size report."""
+"""Checks of the mailbox, of the size report and of the vacuum."""
 
 from __future__ import annotations
 
 import asyncio
 
 from perdure.kernel.errors import NotFound, StorageError
-from perdure.kernel.records import (
-    to_raw,
-)
-from perdure.kernel.storage import DocumentWrite, MailReply
+from perdure.kernel.records import ForkPoint, to_raw
+from perdure.kernel.storage import MAX_BIGGEST, DocumentWrite, MailReply
 from perdure.testing.conformance.subject import Line, Subject, begun, refused, soon
 
 
@@ -77,8 +75,64 @@ async def a_size_counts_what_is_stored(subject: Subject) -> None:
     await line.storage.close()
 
 
+async def a_size_counts_rows_and_names_what_takes_most(subject: Subject) -> None:
+    """K220: largest first, a bounded number, what forks show of deleted ones too."""
+    line = await begun(subject)
+    empty = (await line.storage.size()).rows
+    made = [line.conversation() for _ in range(MAX_BIGGEST + 5)]
+    entries = [line.entry(c.id, data="x" * 100 * n) for n, c in enumerate(made) for _ in range(2)]
+    await line.commit(line.batch(conversations=made, entries=entries))
+    await subject.post("test", "a request", now=5)
+    size = await line.storage.size()
+    assert size.mailbox >= len('"a request"')
+    assert size.conversations > 0
+    assert (size.rows.conversations, size.rows.entries, size.rows.mail) == (
+        empty.conversations + len(made),
+        empty.entries + len(entries),
+        empty.mail + 1,
+    )
+    assert [each.id for each in size.biggest] == [c.id for c in made[::-1][:MAX_BIGGEST]]
+    assert all(each.entries == 2 and each.bytes >= 200 * 5 and not each.deleted for each in size.biggest)
+    fork = line.conversation(parent=ForkPoint(made[-1].id, entries[-1].id))
+    await line.commit(line.batch(conversations=[fork]))
+    await line.commit(line.batch(deleted=[made[-1].id]))
+    biggest = (await line.storage.size()).biggest[0]
+    assert (biggest.id, biggest.entries, biggest.deleted) == (made[-1].id, 2, True)
+    await line.storage.close()
+
+
+async def a_vacuum_changes_no_record(subject: Subject) -> None:
+    """K146, K221, K223: nor what a commit after it needs."""
+    line = await begun(subject)
+    gone, kept = line.conversation(), line.conversation()
+    entries = [line.entry(c.id, data="x" * 3000) for c in (gone, kept) for _ in range(20)]
+    await line.commit(line.batch(conversations=[gone, kept], entries=entries))
+    await line.commit(line.batch(deleted=[gone.id]))
+    report = await line.storage.vacuum()
+    assert report.freed == max(0, report.before - report.after)
+    assert await line.storage.entries(await line.storage.lineage(kept.id)) == entries[20:]
+    assert await line.storage.conversation(gone.id) is None
+    assert await line.storage.check() == []
+    later = line.entry(kept.id)
+    await line.commit(line.batch(entries=[later]))
+    await line.storage.close()
+    reader = subject.storage()
+    info = await reader.open(read_only=True, writer="reader", log_id="log", now=1)
+    assert (info.seq, info.epoch) == (line.seq, line.info.epoch)
+    assert await reader.entry(later.id) == later
+    try:
+        await reader.vacuum()
+    except StorageError:
+        pass
+    else:
+        raise AssertionError("a store that is open for reading only was vacuumed")
+    await reader.close()
+
+
 CHECKS = (
     mail_is_answered_in_a_commit,
     the_owner_hears_of_mail,
     a_size_counts_what_is_stored,
+    a_size_counts_rows_and_names_what_takes_most,
+    a_vacuum_changes_no_record,
 )
