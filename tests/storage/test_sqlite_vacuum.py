@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -81,7 +81,7 @@ async def test_a_vacuum_gives_the_disk_back_and_changes_no_row_k221(tmp_path: Pa
 async def test_commits_wait_for_a_vacuum_and_lose_nothing_k223(tmp_path: Path) -> None:
     line = await holed(tmp_path / "store.db")
     entries = []
-    work: list[asyncio.Future[object]] = []
+    work: list[Awaitable[object]] = []
     for number in range(30):
         entries.append(line.entry(1, data="y" * 500))
         work.append(asyncio.ensure_future(line.storage.commit(line.batch(entries=[entries[-1]]))))
