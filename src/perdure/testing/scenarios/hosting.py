@@ -13,6 +13,7 @@ from perdure.harness.conversation import Conversation
 from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
 from perdure.harness.hooks import Hook
+from perdure.harness.limits import Limits
 from perdure.harness.messages import UserMessage
 from perdure.harness.model import ModelRequest, Models
 from perdure.harness.registry import Extension
@@ -58,6 +59,8 @@ async def open_harness(
     per_event: float = 0.06,
     retry: RetryPolicy | None = None,
     after_failure: AfterFailure = "keep",
+    limits: Limits | None = None,
+    conversation_limits: Limits | None = None,
     cue: Callable[[ModelRequest], Cue | None] | None = None,
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
     """A harness on the host with a scripted model (None: without models), and its root conversation."""
@@ -74,6 +77,8 @@ async def open_harness(
         extensions=[Extension("scenario", tools=tools, hooks=hooks)],
         retry=retry,
         after_failure=after_failure,
+        limits=limits,
+        conversation_limits=conversation_limits,
         clock=host.clock,
         entropy=host.entropy,
         on_report=host.report,
