@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernel.samples import Label, Note, Tally, conversation, there
 from kernel.stores import HeldStorage
-from perdure.kernel.document import Document
+from perdure.kernel.document import Document, field
 from perdure.kernel.session import Session
 from perdure.kernel.storage import DocumentWrite
 
@@ -26,6 +28,18 @@ class Eager(Document, kind="app.eager", scope="session"):
     @classmethod
     def checkpoint_when(cls, base_bytes: int, deltas: int, delta_bytes: int) -> bool:
         return deltas > 2
+
+
+class Queue(Document, kind="app.queue", scope="session"):
+    items: list[str] = field(default_factory=list)
+
+
+class Insistent(Document, kind="app.insistent", scope="session"):
+    items: list[str] = field(default_factory=list)
+
+    @classmethod
+    def checkpoint_when(cls, base_bytes: int, deltas: int, delta_bytes: int) -> bool:
+        return deltas > 0
 
 
 def writes(storage: HeldStorage) -> list[DocumentWrite]:
@@ -169,3 +183,24 @@ async def test_what_is_stored_replays_to_what_was_in_memory() -> None:
         memory = there(await session.snapshot(Tally))
     async with Session.open(storage) as session:
         assert there(await session.snapshot(Tally)) == memory
+
+
+@pytest.mark.parametrize("kind", [Queue, Insistent])
+async def test_a_document_larger_than_a_write_may_be_goes_on_by_its_changes(
+    kind: type[Queue | Insistent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules K101 and K189: it grows, is reopened, and shrinks again, and no base that is due refuses a change."""
+    for module in ("documents", "transaction"):
+        monkeypatch.setattr(f"perdure.kernel.{module}.MAX_RECORD_BYTES", 8_000)
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        for n in range(60):
+            async with session.commit() as tx:
+                (await tx.draft(kind)).items.append(f"{n} " + "x" * 1_000)
+    for left in range(59, -1, -1):
+        async with Session.open(storage) as session:  # what was weighed before is forgotten
+            async with session.commit() as tx:
+                del (await tx.draft(kind)).items[0]
+            assert len(there(await session.snapshot(kind)).items) == left
+    assert max(len(write.base or b"") for write in writes(storage)) > 1_000, "bases come again once they fit"
+    assert all(len(write.base or write.ops or b"") <= 8_000 for write in writes(storage))

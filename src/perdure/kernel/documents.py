@@ -20,7 +20,7 @@ from perdure.kernel.errors import NotJson, OperationError, PerdureError, Storage
 from perdure.kernel.json import JsonValue, decode_json, encode_json
 from perdure.kernel.observation import Source
 from perdure.kernel.ops import Op, apply, decode_ops, encode_ops
-from perdure.kernel.records import Address, DocumentRecord
+from perdure.kernel.records import MAX_RECORD_BYTES, Address, DocumentRecord
 from perdure.kernel.storage import DocumentWrite, StoredDocument
 
 D = TypeVar("D", bound=Document)
@@ -136,7 +136,10 @@ def write_change(
         base = encode_json(value)
         weighed = len(base)
         as_base = weighed <= len(delta) or (due and REPLAY_FACTOR * weighed < replay)
-    if as_base:
+    if as_base and base is None:
+        base = encode_json(value)
+    # A value may be larger than a write may be: its changes go on all the same.
+    if as_base and base is not None and len(base) <= MAX_RECORD_BYTES:
         return write_base(record, state.version, value, base)
     return (
         DocState(record, state.version, value, state.base_bytes, deltas, delta_bytes, weighed),

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 ROOT_CONVERSATION = 1
 """The id reserved for the root conversation."""
+MAX_RECORD_BYTES = 64 << 20
+"""What the JSON of one record, or one write of a document, may take (rule K189)."""
 
 Scope: TypeAlias = Literal["session", "conversation", "task"]
 History: TypeAlias = Literal["latest", "rewindable"]

@@ -29,6 +29,7 @@ from perdure.kernel.errors import InvalidTransition, NotFound, NotJson, RequestC
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     EMPTY_LIST,
+    MAX_RECORD_BYTES,
     NULL,
     ROOT_CONVERSATION,
     ConversationRecord,
@@ -54,9 +55,6 @@ D = TypeVar("D", bound=Document)
 I_contra = TypeVar("I_contra", contravariant=True)
 
 _encoder = msgspec.json.Encoder()
-
-MAX_RECORD_BYTES = 64 << 20
-"""What the JSON of one record, or one write of a document, may take."""
 
 
 class TaskKind(Protocol[I_contra]):
