@@ -1,18 +1,25 @@
-"""A store that an earlier release left in the middle of its work: listed from its data, and gone on with."""
+"""A store that an earlier release left in the middle of its work: listed from its data, and gone on with. And one of a
+later release, which is refused."""
 
 from __future__ import annotations
 
 import gzip
+import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import under_way
 from under_way import APP, LONG, SCRIPT, Board
 
-from perdure import Harness, SqliteStorage
+import perdure.spaces.documents  # defines documents that are looked at below
+from perdure import Document, Harness, SqliteStorage, StorageFormatError, Task
 from perdure.harness.documents import ToolResultData
 from perdure.harness.messages import AssistantMessage, decode_messages
-from perdure.testing.model import ScriptedModel
+from perdure.storage.sqlite_schema import FORMAT_VERSION
+from perdure.testing.model import USAGE, ScriptedModel
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("under-way-*.gz"))
 
@@ -72,3 +79,52 @@ async def test_an_open_call_and_a_streaming_answer_go_on(old: Path) -> None:
         assert not (await harness.inspect()).tasks
     async with Harness.open(SqliteStorage(old), read_only=True) as harness:
         assert await harness.session.storage.check() == []
+
+
+async def test_what_was_used_before_an_upgrade_is_told_and_gone_on_with(old: Path) -> None:
+    """H157, H240: of an attempt that was cut off what it used is not known, but that it was made; nothing twice."""
+    async with Harness.open(SqliteStorage(old), models=ScriptedModel(SCRIPT), extensions=[APP]) as harness:
+        handles = [harness.handle(info.id) for info in await harness.conversations()]
+        before = [await handle.usage() for handle in handles]
+        assert [usage.requests for usage in before] == [1, 1, 0]
+        await handles[1].idle()
+        await handles[2].idle()
+        after = [await handle.usage() for handle in handles]
+        # The call's answer, what follows it, and the queued input; the request that was cut off, and its next attempt.
+        assert [usage.requests for usage in after] == [1, 3, 2]
+        assert [usage.tokens.input // USAGE.input for usage in after] == [1, 3, 1]
+        assert (await harness.usage()).requests == 6
+        assert [usage.turns for usage in after] == [0, 2, 1], "turns are counted since they are"
+        await handles[0].set_agent(instructions="Be brief.")
+        assert (await (await handles[0].submit("hello")).answer()).text == "Hello."
+    async with Harness.open(SqliteStorage(old), read_only=True) as harness:
+        assert (await harness.usage()).requests == 7
+        assert (await harness.handle(1).agent()).instructions == "Be brief."
+
+
+async def test_a_store_of_a_later_release_is_refused_with_both_versions_and_left_as_it_is(old: Path) -> None:
+    """K182, K187: for work, and for looking."""
+    with closing(sqlite3.connect(old)) as store:
+        store.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+        store.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = content(old), sorted(os.listdir(old.parent))
+    ways: list[dict[str, Any]] = [{}, {"read_only": True}, {"takeover": True}]
+    for options in ways:
+        with pytest.raises(StorageFormatError, match=rf"format {FORMAT_VERSION + 1}.* format {FORMAT_VERSION};"):
+            async with Harness.open(SqliteStorage(old), models=ScriptedModel(SCRIPT), **options):
+                raise AssertionError("it was opened")
+    assert (content(old), sorted(os.listdir(old.parent))) == before
+
+
+def all_below(kind: type[Any]) -> list[type[Any]]:
+    return [found for sub in kind.__subclasses__() for found in (sub, *all_below(sub))]
+
+
+def test_what_the_package_stores_has_the_version_of_the_format_k182() -> None:
+    """An older release refuses a newer format as a whole. If it met a newer document in it, it would end inputs."""
+    assert perdure.spaces.documents
+    definitions = [kind.definition for parent in (Document, Task) for kind in all_below(parent)]
+    built_in = {found.kind: found.version for found in definitions if found.kind.startswith("pi.")}
+    assert {"pi.agent", "pi.live", "pi.inbox", "pi.usage", "pi.generation", "pi.tool", "pi.space"} <= built_in.keys()
+    assert FORMAT_VERSION == 1, "a new format: say here which versions belong to it"
+    assert set(built_in.values()) == {1}
