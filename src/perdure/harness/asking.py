@@ -22,7 +22,7 @@ from perdure.harness.messages import (
     decode_messages,
     encode_messages,
 )
-from perdure.harness.model import Finished, ModelError, ModelEvent, ModelRequest, Models
+from perdure.harness.model import Answers, Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.usage import countable
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
@@ -36,7 +36,7 @@ Raised: TypeAlias = Callable[[str, BaseException], None]
 
 
 async def ask(
-    models: Models,
+    models: Answers,
     request: ModelRequest,
     *,
     heard: Callable[[ModelEvent], None],

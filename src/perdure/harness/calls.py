@@ -9,8 +9,8 @@ interruption: it asks the environment's scope, or the replay policies, what may 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -46,8 +46,20 @@ from perdure.harness.results import (
     scope_result,
     write_result,
 )
-from perdure.harness.scopes import TOOL_TASK, CallIntent, CallView, EnvironmentFor, Scopes, view
+from perdure.harness.scopes import (
+    MAX_CRASHES,
+    TOOL_TASK,
+    CallIntent,
+    CallView,
+    EnvironmentFor,
+    Scopes,
+    given_up,
+    leave,
+    view,
+)
+from perdure.harness.telemetry import CallRecovery
 from perdure.harness.tool import AnyTool, ToolError, ToolResult
+from perdure.harness.tracing import Tracing
 from perdure.kernel.errors import PerdureError, StaleEpochError
 from perdure.kernel.records import NULL, Orphaned, TaskRecord, from_raw, to_raw
 from perdure.kernel.reports import Report
@@ -57,9 +69,7 @@ from perdure.tasks.definition import Next, Task
 from perdure.tasks.errors import RunEnded
 from perdure.tasks.run import Run
 
-MAX_CRASHES: Final = 5
-"""So often a call is begun anew by its environment after its process or the environment went away; then it ends
-interrupted, since it may be what ends them."""
+_log = logging.getLogger("perdure.calls")
 
 EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
@@ -111,8 +121,10 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         progress: ProgressWriter,
         environment_for: EnvironmentFor,
         drain_ms: int = 10_000,
+        tracing: Tracing | None = None,
     ) -> None:
         self._session = session
+        self._tracing = tracing
         self._drain_ms = drain_ms
         self._registry = registry
         self._progress = progress
@@ -176,7 +188,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     lost = error  # nothing of the call is there yet
                 finally:
                     if run.id not in self._opened:
-                        await _leave(opened.scope, opened.call, outcome=False)
+                        await leave(opened.scope, opened.call, outcome=False)
             raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
     async def _prepare(self, run: Run[ToolInput, None, None]) -> _Opened:
@@ -254,7 +266,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     return await (self._recover(run, losses) if opened is None else self._perform(run, opened))
                 except EnvironmentLost as error:
                     lost, opened = error, None
-            raise _given_up(lost)
+            raise given_up(lost)
 
     def _opening(self, run: Run[ToolInput, None, CallIntent]) -> _Opened | None:
         known = self._foreseen.get(run.id)
@@ -284,7 +296,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             raise
         finally:
             if abandoned and self._opened.pop(run.id, None) is not None and opened.scope is not None:
-                await _leave(opened.scope, opened.call, outcome=run.moved)
+                await leave(opened.scope, opened.call, outcome=run.moved)
 
     async def _result(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> CallResult:
         """Execute, after_tool, validate the result, bound it."""
@@ -313,6 +325,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         call: Callable[[], Awaitable[object]] = partial(tool.run, opened.values, handle, opened.environment)
         for wrapper in reversed(opened.wrappers):
             call = partial(wrapper, handle, call)
+        if self._tracing is not None:
+            call = partial(self._tracing.execute, run.record, tool.name, call)
         try:
             ended = await within(
                 self._session.clock,
@@ -366,12 +380,12 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         except Exception:
             if scoped is not None and not run.moved:  # it faults: its end is written without the scope
                 self._opened.pop(run.id, None)
-                await _leave(*scoped, outcome=False)
+                await leave(*scoped, outcome=False)
             raise
         self._forget(run.id)
         if scoped is not None:
             scope, call = scoped
-            await _leave(scope, call, outcome=True)
+            await leave(scope, call, outcome=True)
         return moved
 
     # --- after an interruption ---------------------------------------------------------------------------------
@@ -394,6 +408,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             scoped = (scope, call)
             recovery = await scope.recover(call)
             if isinstance(recovery, RecoverResult):
+                self._decided(run, "result")
                 return await self._finish(run, scope_result(recovery.result), scoped)
             if isinstance(recovery, RecoverInterrupted):
                 return await self._interrupted(run, recovery.reason, scoped)
@@ -409,6 +424,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         opened = self._reopen(run, tool, agent, intent, environment, scope)
         if opened is None:
             return await self._interrupted(run, "The tool cannot be run again as it is now.", scoped)
+        self._decided(run, "run_again")
         if intent.attempt != run.checkpoint.attempt:
             return await self._commit_intent(run, opened)
         return await self._perform(run, opened)
@@ -438,9 +454,15 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         reason: str = "",
         scoped: ScopedCall | None = None,
     ) -> Next[None]:
+        self._decided(run, "interrupted")
         stream, output = await self._committed(run)
         text = f"{INTERRUPTED} {reason}" if reason else INTERRUPTED
         return await self._finish(run, error_result("interrupted", text, stream=stream, output=output), scoped)
+
+    def _decided(self, run: Run[ToolInput, None, CallIntent], decision: CallRecovery) -> None:
+        _log.info("recovered call task=%d conversation=%d decision=%s", run.id, run.conversation_id, decision)
+        if self._tracing is not None:
+            self._tracing.recovered(run.id, decision)
 
     async def on_abort(self, run: Run[ToolInput, None, object]) -> Next[None]:
         """The code has stopped. The result is the error ``aborted``, with the output so far."""
@@ -466,7 +488,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
                 except EnvironmentLost as error:
                     lost, running = error, False
-            raise _given_up(lost)
+            raise given_up(lost)
 
     async def _settle_aborted(
         self, scope: CallScope, call: CallView, result: CallResult, *, running: bool
@@ -583,18 +605,6 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 error=error,
             )
         )
-
-
-async def _leave(scope: CallScope, call: CallView, *, outcome: bool) -> None:
-    with suppress(EnvironmentLost):  # nothing of the call is in it any more, or its recovery looks at what is
-        await scope.leave(call, outcome=outcome)
-
-
-def _given_up(lost: EnvironmentLost | None) -> EnvironmentUnusable:
-    """What the session fails with after the last loss."""
-    error = EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call")
-    error.__cause__ = lost
-    return error
 
 
 def _tool_error(text: str) -> ToolResult:

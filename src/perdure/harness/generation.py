@@ -62,7 +62,7 @@ from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
 from perdure.tasks.transaction import RunTransaction
 
-_log = logging.getLogger("perdure")
+_log = logging.getLogger("perdure.runs")
 
 MOST_WORDS = 2_000
 """Characters of what a provider says of a failure: they are kept with the attempt and with every input of the run."""
@@ -194,7 +194,6 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     async def _send(self, run: Run[None, None, Pinned], request: ModelRequest) -> AssistantMessage | _Failure:
         """One attempt. Whatever the model or its adapter raises is a failure of the attempt."""
         host = self._host
-        assert host.models is not None, "a request is built for a model that is there"
         self._sent[run.id] = Attempt(model=request.model, at=host.session.clock.wall())
         partial = Partial(run.id, request.model, request.attempt)
         progress = host.progress.open(run.conversation_id, partial.write)
@@ -208,7 +207,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
         try:
             outcome = await ask(
-                host.models,
+                host.asked_for(run.record),
                 request,
                 heard=heard,
                 finished=finished,
@@ -254,6 +253,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             await end_run(host, tx, run.conversation_id, NoAnswer("model_error", words))
             return tx.fail(error.code, said)
         _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, pinned.attempt + 1, error.code, delay)
+        if host.tracing is not None:
+            host.tracing.retried(error.code)
         until = tx.at + delay
         attempt = pinned.attempt + 1
         live = await tx.draft(Live)

@@ -30,10 +30,13 @@ from perdure.harness.model import Models, installed_models
 from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Extension, Registry, Setup
+from perdure.harness.runlog import RunLog
 from perdure.harness.runs import final_boundary, start_run
 from perdure.harness.scopes import EnvironmentFor
 from perdure.harness.settings import AfterFailure, RetryPolicy, Settings, Take
 from perdure.harness.submission import Settlements, Submission
+from perdure.harness.telemetry import Telemetry
+from perdure.harness.tracing import Tracing
 from perdure.harness.usage import UsageSummary, summed
 from perdure.harness.views import Views
 from perdure.kernel.clock import Clock, Entropy
@@ -77,6 +80,7 @@ class Harness:
         drain_ms: int,
         limits: Limits | None,
         conversation_limits: Limits | None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.session = session
         self.settings = settings
@@ -87,6 +91,8 @@ class Harness:
         self._setup = setup
         task_registry = TaskRegistry()
         self.registry = Registry(task_registry)
+        RunLog(session)
+        tracing = None if telemetry is None else Tracing(telemetry, session, self.registry)
         contexts = Contexts(session)
         progress = ProgressWriter(session, interval_ms=settings.partial_interval_ms)
         self._host = Host(
@@ -98,6 +104,7 @@ class Harness:
             contexts=contexts,
             progress=progress,
             limits=LimitCheck(session, of_session=limits, of_conversation=conversation_limits),
+            tracing=tracing,
         )
         # Before the runtime: at the end it is told last, when no call runs any more.
         calls = ToolTask(
@@ -106,8 +113,11 @@ class Harness:
             progress=progress,
             environment_for=self.environment_for,
             drain_ms=drain_ms,
+            tracing=tracing,
         )
         self.tasks = TaskRuntime(session, task_registry, restart_limit=restart_limit, drain_ms=drain_ms)
+        if tracing is not None:
+            tracing.attach(self.tasks)
         self.views = Views(session, self.tasks)
         self.settlements = Settlements(session, self.tasks)
         self._mailroom = Mailroom(self)
@@ -145,6 +155,7 @@ class Harness:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         on_report: OnReport | None = None,
+        telemetry: Telemetry | None = None,
     ) -> Opening:
         """``async with Harness.open(storage, ...) as harness``: opened, recovered, and closed when the block ends.
 
@@ -164,6 +175,7 @@ class Harness:
         epoch: the fence this host writes, higher than any before; without it the last one plus 1.
         takeover: also of a store that another host has open. That one adds nothing from here on and stops with
             StaleEpochError; if it stopped inside a commit and is of this machine it is killed (rules K177 to K179).
+        telemetry: where spans and metrics go, such as ``OpenTelemetry()`` (rules H280 to H289).
 
         Raises NoAdapter; entering raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError,
         ExtensionConflict.
@@ -203,6 +215,7 @@ class Harness:
                     drain_ms=drain_ms,
                     limits=limits,
                     conversation_limits=conversation_limits,
+                    telemetry=telemetry,
                 )
                 harness.registry.install(*extensions)
                 await harness.tasks.recover()

@@ -110,7 +110,15 @@ def _wait(told: object) -> int | None:
     return None
 
 
-class Models(Protocol):
+class Answers(Protocol):
+    """What answers requests."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
+        ...
+
+
+class Models(Answers, Protocol):
     """Where models come from. Those that are Priced too tell what they cost."""
 
     @property
@@ -120,10 +128,6 @@ class Models(Protocol):
 
     def find(self, model: str) -> ModelInfo | None:
         """The catalogue entry, or None when this host cannot reach such a model."""
-        ...
-
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
         ...
 
 

@@ -185,6 +185,10 @@ class Registry:
         """The tool of that name, if the conversation has it."""
         return self._select(agent).tools.get(name)
 
+    def has_tool(self, name: str) -> bool:
+        """Whether any conversation may have such a tool."""
+        return any(tool.name == name for extension in self._extensions.values() for tool in extension.tools)
+
     def sections(self, agent: Agent) -> list[PromptSection]:
         return list(self._select(agent).sections)
 

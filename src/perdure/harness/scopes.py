@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import contextmanager, suppress
+from typing import Final, TypeAlias
 
 import msgspec
 
 from perdure.harness.documents import Agent, ToolInput
-from perdure.harness.environment import CallScope, Effects, EnvironmentUnusable, ExecutionEnvironment
+from perdure.harness.environment import (
+    CallScope,
+    Effects,
+    EnvironmentLost,
+    EnvironmentUnusable,
+    ExecutionEnvironment,
+)
 from perdure.harness.registry import Registry
 from perdure.harness.tool import AnyTool, ReplayPolicy
 from perdure.kernel.errors import StaleEpochError
@@ -23,6 +29,10 @@ from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Straggler
 
 TOOL_TASK = "pi.tool"
+
+MAX_CRASHES: Final = 5
+"""So often a call is begun anew by its environment after its process or the environment went away; then it ends
+interrupted, since it may be what ends them."""
 
 EnvironmentFor: TypeAlias = Callable[[int], ExecutionEnvironment | None]
 """The execution environment of a conversation, as the host supplies it (rule H122)."""
@@ -141,3 +151,16 @@ class Scopes:
                     Report(type="detach_failed", message="an environment's scope did not detach", error=error)
                 )
         return ()
+
+
+async def leave(scope: CallScope, call: CallView, *, outcome: bool) -> None:
+    """A scope is done with a call."""
+    with suppress(EnvironmentLost):  # nothing of the call is in it any more, or its recovery looks at what is
+        await scope.leave(call, outcome=outcome)
+
+
+def given_up(lost: EnvironmentLost | None) -> EnvironmentUnusable:
+    """What the session fails with after the last loss."""
+    error = EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call")
+    error.__cause__ = lost
+    return error

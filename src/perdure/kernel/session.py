@@ -120,6 +120,7 @@ class Session(SettledReads):
         self._pending: deque[_Pending] = deque()
         self._last_staged: Settlement | None = None
         self._observers: list[Callable[[Settled], None]] = []
+        self._stage_observers: list[Callable[[Batch, asyncio.Future[None]], None]] = []
         self._stoppers: list[Callable[[int], Awaitable[Sequence[Straggler]]]] = []
         self._failure_observers: list[Callable[[BaseException], None]] = []
         self._closed: asyncio.Future[CloseReport] | None = None
@@ -334,6 +335,10 @@ class Session(SettledReads):
         """Call this with each settled commit, in order, before the committing block returns."""
         self._observers.append(observer)
 
+    def on_staged(self, observer: Callable[[Batch, asyncio.Future[None]], None]) -> None:
+        """Call this with each batch as storage has taken it, and the future that storage settles. It may not raise."""
+        self._stage_observers.append(observer)
+
     def on_stop(self, stop: Callable[[int], Awaitable[Sequence[Straggler]]]) -> None:
         """Call this at close with the drain bound in ms, admission sealed; it answers what did not stop."""
         self._stoppers.append(stop)
@@ -440,6 +445,8 @@ class Session(SettledReads):
         settled = Settled(batch.seq, batch.at, batch, tuple(changes), values or NO_VALUES)
         self._pending.append(_Pending(settled, stored, states, waiter))
         self._last_staged = waiter
+        for observe in self._stage_observers:
+            observe(batch, stored)
         stored.add_done_callback(self._on_stored)
         return waiter
 

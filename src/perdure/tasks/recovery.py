@@ -5,6 +5,7 @@ Waiting, sleeping and completing tasks stay as they are. If nothing has to chang
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -16,6 +17,8 @@ from perdure.tasks.derive import OWNER_ABORTED, OWNER_ENDED, mark, stood_down
 
 if TYPE_CHECKING:
     from perdure.tasks.runtime import TaskRuntime
+
+_log = logging.getLogger("perdure.tasks")
 
 PAGE = 1_000
 """Records one recovery commit changes at most."""
@@ -46,6 +49,8 @@ async def recover(runtime: TaskRuntime) -> None:
     """Commit what opening must change. A failure here fails the session; what is recovered from is never deleted."""
     session = runtime.session
     changes = [id for id, record in sorted(session.live.settled.items()) if _changes(runtime, record)]
+    if changes:
+        _log.info("recovered %d of %d live tasks", len(changes), len(session.live.settled))
     for first in range(0, len(changes), PAGE):
         async with session.commit() as tx:
             for id in changes[first : first + PAGE]:
