@@ -11,7 +11,7 @@ import pytest
 
 from harness.doubles import settle
 from harness.tool_world import ROOT, ToolWorld, until
-from perdure.harness.calls import INTERRUPTED
+from perdure.harness.results import INTERRUPTED
 from perdure.harness.environment import (
     CallOutcome,
     EnvironmentLost,

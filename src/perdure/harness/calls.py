@@ -38,12 +38,15 @@ from perdure.harness.patience import TimedOut, within
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry, Wrapper
 from perdure.harness.results import (
+    ABORTED,
+    INTERRUPTED,
     CallResult,
     bounded_result,
     committed_stream,
     error_result,
     live_tool,
     scope_result,
+    tool_failed,
     write_result,
 )
 from perdure.harness.scopes import (
@@ -73,9 +76,6 @@ _log = logging.getLogger("perdure.calls")
 
 EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
-
-INTERRUPTED: Final = "The call was interrupted, and whether it took effect is not known. Look before you repeat it."
-ABORTED: Final = "The call was aborted."
 
 ScopedCall: TypeAlias = tuple[CallScope, CallView]
 """A call that a scope takes part in, and that scope."""
@@ -312,7 +312,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             tool.check_result(result)
             return bounded_result(result, opened.stream, tool.output)
         except ToolError as error:
-            return bounded_result(_tool_error(str(error)), opened.stream, tool.output)
+            return bounded_result(tool_failed(str(error)), opened.stream, tool.output)
 
     async def _execute(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> ToolResult:
         """Run the tool's function; whatever it raises is a result."""
@@ -344,11 +344,11 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
-            return _tool_error("The tool cancelled itself.")
+            return tool_failed("The tool cancelled itself.")
         except Exception as error:
             if self._session.failed is not None or self._session.closing:
                 raise
-            return _tool_error(self._words(run, error))
+            return tool_failed(self._words(run, error))
         finally:
             handle.end()
             progress.close()
@@ -605,7 +605,3 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 error=error,
             )
         )
-
-
-def _tool_error(text: str) -> ToolResult:
-    return ToolResult(text, is_error=True, code="tool_error")

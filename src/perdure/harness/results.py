@@ -31,6 +31,8 @@ MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024
 """Bytes of base64 that they may take together."""
 WORDS: Final = OutputLimits(keep="head")
 """Of an error that the harness writes, beside the output of the call."""
+INTERRUPTED: Final = "The call was interrupted, and whether it took effect is not known. Look before you repeat it."
+ABORTED: Final = "The call was aborted."
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,11 @@ def error_result(
         dropped_bytes=0 if output is None else output.dropped_bytes,
         dropped_lines=0 if output is None else output.dropped_lines,
     )
+
+
+def tool_failed(text: str) -> ToolResult:
+    """What a tool gives whose code failed."""
+    return ToolResult(text, is_error=True, code="tool_error")
 
 
 def scope_result(result: ScopeResult) -> CallResult:
