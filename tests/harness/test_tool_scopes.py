@@ -11,7 +11,6 @@ import pytest
 
 from harness.doubles import settle
 from harness.tool_world import ROOT, ToolWorld, until
-from perdure.harness.results import INTERRUPTED
 from perdure.harness.environment import (
     CallOutcome,
     EnvironmentLost,
@@ -25,6 +24,7 @@ from perdure.harness.environment import (
     Recovery,
     ScopeResult,
 )
+from perdure.harness.results import INTERRUPTED
 from perdure.harness.tool import ToolCall, ToolError, tool
 from perdure.kernel.document import Document
 from perdure.kernel.errors import SessionFailed

@@ -26,7 +26,6 @@ from perdure.harness.environment import (
     ExecutionEnvironment,
     RecoverInterrupted,
     RecoverResult,
-    ScopeResult,
 )
 from perdure.harness.foreign import cancelled_itself, words_of
 from perdure.harness.foresight import Foreseen, foresee
@@ -58,6 +57,7 @@ from perdure.harness.scopes import (
     Scopes,
     given_up,
     leave,
+    settle_aborted,
     view,
 )
 from perdure.harness.telemetry import CallRecovery
@@ -484,20 +484,11 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             lost: EnvironmentLost | None = None
             for _ in range(MAX_CRASHES + 1):
                 try:
-                    decided = await self._settle_aborted(scope, call, result, running=running)
+                    decided = await settle_aborted(scope, call, result, running=running)
                     return await self._finish(run, result if decided is None else scope_result(decided), (scope, call))
                 except EnvironmentLost as error:
                     lost, running = error, False
             raise given_up(lost)
-
-    async def _settle_aborted(
-        self, scope: CallScope, call: CallView, result: CallResult, *, running: bool
-    ) -> ScopeResult | None:
-        """What the scope says of an aborted call. ``running``: it ran in this process until now."""
-        if running:
-            return await scope.capture(call, result)
-        recovery = await scope.recover(call)
-        return recovery.result if isinstance(recovery, RecoverResult) else None
 
     async def cleanup(self, tx: Transaction, record: TaskRecord) -> None:
         """The scheduler wrote the outcome: the call has a result all the same."""

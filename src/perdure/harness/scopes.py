@@ -14,11 +14,14 @@ import msgspec
 
 from perdure.harness.documents import Agent, ToolInput
 from perdure.harness.environment import (
+    CallOutcome,
     CallScope,
     Effects,
     EnvironmentLost,
     EnvironmentUnusable,
     ExecutionEnvironment,
+    RecoverResult,
+    ScopeResult,
 )
 from perdure.harness.registry import Registry
 from perdure.harness.tool import AnyTool, ReplayPolicy
@@ -164,3 +167,11 @@ def given_up(lost: EnvironmentLost | None) -> EnvironmentUnusable:
     error = EnvironmentUnusable(f"the environment went away {MAX_CRASHES + 1} times under one call")
     error.__cause__ = lost
     return error
+
+
+async def settle_aborted(scope: CallScope, call: CallView, result: CallOutcome, *, running: bool) -> ScopeResult | None:
+    """What a scope says of an aborted call; None: the result stands. ``running``: it ran in this process until now."""
+    if running:
+        return await scope.capture(call, result)
+    recovery = await scope.recover(call)
+    return recovery.result if isinstance(recovery, RecoverResult) else None

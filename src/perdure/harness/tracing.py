@@ -14,7 +14,8 @@ from typing import TypeVar, get_args
 import msgspec
 
 from perdure.harness.documents import COMPACTION
-from perdure.harness.model import Finished, ModelError, ModelErrorCode, ModelEvent, ModelRequest, Models
+from perdure.harness.messages import AssistantMessage
+from perdure.harness.model import Answers, Finished, ModelError, ModelErrorCode, ModelEvent, ModelRequest
 from perdure.harness.registry import Registry
 from perdure.harness.runlog import code_of, ending_of, inputs_of, outcome_of
 from perdure.harness.runs import GENERATION
@@ -40,6 +41,7 @@ from perdure.harness.telemetry import (
     TasksChanged,
     Telemetry,
 )
+from perdure.harness.usage import countable
 from perdure.kernel.records import Running, TaskRecord, Terminal
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Settled, Straggler
@@ -88,9 +90,9 @@ class Tracing:
 
     # --- what code tells ---------------------------------------------------------------------------------------
 
-    def ask(self, models: Models, request: ModelRequest, record: TaskRecord) -> AsyncIterator[ModelEvent]:
-        """``models.stream(request)``, told as an attempt of the task."""
-        return _Attempt(self, models, request, record)
+    def asked_for(self, models: Answers, record: TaskRecord) -> Answers:
+        """The models, each of whose streams is told as an attempt of the task."""
+        return _Asked(self, models, record)
 
     async def execute(self, record: TaskRecord, tool: str, call: Callable[[], Awaitable[object]]) -> object:
         """What the tool of a call gives or raises. It runs as a part of the call's operation."""
@@ -247,19 +249,31 @@ class Tracing:
             return None
 
 
+class _Asked:
+    """Answers for one task."""
+
+    def __init__(self, tracing: Tracing, models: Answers, record: TaskRecord) -> None:
+        self._tracing = tracing
+        self._models = models
+        self._record = record
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        return _Attempt(self._tracing, self._models, request, self._record)
+
+
 class _Attempt(AsyncIterator[ModelEvent]):
-    """A model's stream, event by event as it comes, and what it came to. The operation is current only while the
+    """A model's stream, event by event as it comes, and what it came to. Its operation is current only while the
     adapter's code runs."""
 
-    def __init__(self, tracing: Tracing, models: Models, request: ModelRequest, record: TaskRecord) -> None:
+    def __init__(self, tracing: Tracing, models: Answers, request: ModelRequest, record: TaskRecord) -> None:
         self._tracing = tracing
         self._operation = tracing.begin_attempt(request, record)
-        self._begun = self._ended = False
+        self._begun = False
         try:
             with tracing.within(self._operation):
                 self._stream = models.stream(request)
         except BaseException as error:
-            self._end(AttemptEnded(error=_error_type(error)))
+            self._fail(error)
             raise
 
     async def __anext__(self) -> ModelEvent:
@@ -270,40 +284,42 @@ class _Attempt(AsyncIterator[ModelEvent]):
             self._end(AttemptEnded(error="no_message"))
             raise
         except BaseException as error:
-            self._end(AttemptEnded(error=_error_type(error), usage=error.usage if type(error) is ModelError else None))
+            self._fail(error)
             raise
-        if not self._begun:
+        if not self._begun and self._operation is not None:
             self._begun = True
-            if self._operation is not None:
-                self._tracing.safely(self._operation.first)
+            self._tracing.safely(self._operation.first)
         if isinstance(event, Finished):
-            message = event.message
-            failed = message.stop_reason if message.stop_reason in ("error", "aborted") else None
-            self._end(
-                AttemptEnded(error=failed, usage=message.usage, model=message.model, stop_reason=message.stop_reason)
-            )
+            self._finish(event.message)
         return event
 
     async def aclose(self) -> None:
-        """Closes the adapter's, if that can be closed."""
-        self._end(AttemptEnded(error="aborted"))
+        """Closes the adapter's, if that can be closed. The operation of one that nobody reads to its end is over."""
         close = getattr(self._stream, "aclose", None)
-        if close is not None:
-            with self._tracing.within(self._operation):
-                await close()
+        try:
+            if close is not None:
+                with self._tracing.within(self._operation):
+                    await close()
+        finally:
+            self._end(AttemptEnded(error="aborted"))
+
+    def _finish(self, message: AssistantMessage) -> None:
+        stop, usage = message.stop_reason, countable(message.usage)
+        failed = stop if stop in ("error", "aborted") else None
+        self._end(AttemptEnded(error=failed, usage=usage, model=message.model, stop_reason=stop))
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, ModelError):
+            self._end(AttemptEnded(error=model_code(error.code), usage=error.usage and countable(error.usage)))
+        else:
+            self._end(AttemptEnded(error=type(error).__name__))
 
     def _end(self, how: AttemptEnded) -> None:
-        operation = self._operation
-        if not self._ended:
-            self._ended = True
-            if operation is not None:
-                self._tracing.safely(lambda: operation.end(how))
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            self._tracing.safely(lambda: operation.end(how))
 
 
 def model_code(code: str) -> str:
     """A code of ModelError; an adapter may write others."""
     return code if code in CODES else "other"
-
-
-def _error_type(error: BaseException) -> str:
-    return model_code(error.code) if isinstance(error, ModelError) else type(error).__name__
