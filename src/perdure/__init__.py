@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from perdure.tasks.errors import TaskEnded as TaskEnded
     from perdure.tasks.errors import WorkBlocked as WorkBlocked
     from perdure.tasks.run import Run as Run
+    from perdure.telemetry import OpenTelemetry as OpenTelemetry
     from perdure.tools.coding import coding_tools as coding_tools
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
 
@@ -220,6 +221,7 @@ _HOME = {
         "WorkBlocked",
     ),
     "perdure.tasks.run": ("Run",),
+    "perdure.telemetry": ("OpenTelemetry",),
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
 }
