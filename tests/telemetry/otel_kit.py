@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, NumberDataPoint
+from opentelemetry.sdk.metrics.export import (
+    ExponentialHistogramDataPoint,
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    NumberDataPoint,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from perdure import OpenTelemetry
+
+Point = NumberDataPoint | HistogramDataPoint | ExponentialHistogramDataPoint
 
 
 class Spans(SpanProcessor):
@@ -48,7 +55,7 @@ class Told:
         (span,) = self.named(start)
         return span
 
-    def points(self, metric: str) -> list[NumberDataPoint | HistogramDataPoint]:
+    def points(self, metric: str) -> list[Point]:
         data = self._reader.get_metrics_data()
         return [
             point
@@ -64,7 +71,7 @@ class Told:
         found: dict[tuple[object, ...], object] = {}
         for point in self.points(metric):
             key = tuple(value for _, value in sorted(attributes_of(point).items()))
-            found[key] = point.count if isinstance(point, HistogramDataPoint) else point.value
+            found[key] = point.value if isinstance(point, NumberDataPoint) else point.count
         return found
 
     def everything(self) -> str:
@@ -82,7 +89,7 @@ class Told:
         return f"{spans} {data.to_json() if data else ''}"
 
 
-def attributes_of(told: ReadableSpan | NumberDataPoint | HistogramDataPoint) -> Mapping[str, object]:
+def attributes_of(told: ReadableSpan | Point) -> Mapping[str, object]:
     return told.attributes or {}
 
 
