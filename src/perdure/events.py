@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from perdure.harness.cursor import CursorError as CursorError
 from perdure.harness.events import Blocked as Blocked
 from perdure.harness.events import BlockedTask as BlockedTask
+from perdure.harness.events import CompactionEnd as CompactionEnd
+from perdure.harness.events import CompactionRetry as CompactionRetry
+from perdure.harness.events import CompactionStart as CompactionStart
 from perdure.harness.events import EntryAppended as EntryAppended
 from perdure.harness.events import Event as Event
 from perdure.harness.events import Events as Events
@@ -11,6 +15,7 @@ from perdure.harness.events import InboxChanged as InboxChanged
 from perdure.harness.events import MessageDelta as MessageDelta
 from perdure.harness.events import MessageEnd as MessageEnd
 from perdure.harness.events import MessageStart as MessageStart
+from perdure.harness.events import Resumed as Resumed
 from perdure.harness.events import Retry as Retry
 from perdure.harness.events import RunEnd as RunEnd
 from perdure.harness.events import RunStart as RunStart
@@ -19,11 +24,18 @@ from perdure.harness.events import ToolEnd as ToolEnd
 from perdure.harness.events import ToolStart as ToolStart
 from perdure.harness.events import ToolUpdate as ToolUpdate
 from perdure.harness.events import Turn as Turn
+from perdure.harness.events import Unblocked as Unblocked
 from perdure.harness.events import UsageChanged as UsageChanged
+from perdure.harness.room import ViewFrame as ViewFrame
+from perdure.harness.room import ViewWatch as ViewWatch
 
 __all__ = [
     "Blocked",
     "BlockedTask",
+    "CompactionEnd",
+    "CompactionRetry",
+    "CompactionStart",
+    "CursorError",
     "EntryAppended",
     "Event",
     "Events",
@@ -31,6 +43,7 @@ __all__ = [
     "MessageDelta",
     "MessageEnd",
     "MessageStart",
+    "Resumed",
     "Retry",
     "RunEnd",
     "RunStart",
@@ -39,5 +52,8 @@ __all__ = [
     "ToolStart",
     "ToolUpdate",
     "Turn",
+    "Unblocked",
     "UsageChanged",
+    "ViewFrame",
+    "ViewWatch",
 ]

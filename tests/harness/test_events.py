@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
 from harness.doubles import ManualClock, settle
 from perdure.harness.conversation import Conversation
-from perdure.harness.documents import Live
+from perdure.harness.derived_events import derive
+from perdure.harness.documents import COMPACTION, CompactionData, CompactionReason, Live, LiveCompaction
 from perdure.harness.events import (
     Blocked,
+    CompactionEnd,
+    CompactionRetry,
+    CompactionStart,
     EntryAppended,
     Event,
     Events,
@@ -21,6 +26,7 @@ from perdure.harness.events import (
     MessageDelta,
     MessageEnd,
     MessageStart,
+    Resumed,
     Retry,
     RunEnd,
     RunStart,
@@ -34,9 +40,25 @@ from perdure.harness.events import (
 from perdure.harness.harness import Harness
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.harness.registry import Extension
+from perdure.harness.room import LINGER_S
 from perdure.harness.tool import ToolCall, tool
+from perdure.harness.view import ConversationView, first_view
 from perdure.kernel.entries import Entry
 from perdure.kernel.observation import WatchEnded
+from perdure.kernel.records import (
+    Aborted,
+    Completed,
+    EntryRecord,
+    Failed,
+    Faulted,
+    Orphaned,
+    Outcome,
+    SubmissionRecord,
+    TaskError,
+    TaskRecord,
+    Terminal,
+    to_raw,
+)
 from perdure.storage.memory import MemoryStorage
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
@@ -83,7 +105,7 @@ async def until(events: Events, kind: type[Event]) -> list[Event]:
 
 def names(events: list[Event]) -> list[str]:
     """What happened, without what may come in any commit."""
-    return [type(event).__name__ for event in events if not isinstance(event, UsageChanged)]
+    return [type(event).__name__ for event in events if not isinstance(event, (UsageChanged, Resumed))]
 
 
 async def test_a_plain_answer_from_admission_to_the_end_of_the_run() -> None:
@@ -94,7 +116,8 @@ async def test_a_plain_answer_from_admission_to_the_end_of_the_run() -> None:
         found = await until(events, RunEnd)
     assert names(found)[:2] == ["RunStart", "EntryAppended"]
     assert names(found)[-2:] == ["MessageEnd", "RunEnd"]
-    start, end = found[0], found[-1]
+    assert isinstance(found[0], Resumed), "the first input lets work run"
+    start, end = found[1], found[-1]
     assert isinstance(start, RunStart)
     assert isinstance(end, RunEnd)
     assert start.inputs == end.inputs == (submission.id,)
@@ -324,14 +347,20 @@ async def test_a_slow_consumer_gets_a_fresh_snapshot() -> None:
         assert [event.seq for event in rest] == list(range(first.seq + 1, harness.session.seq + 1))
 
 
-async def test_nothing_is_worked_out_that_nobody_hears() -> None:
-    async with opened(ScriptedModel(say("x"))) as (harness, root, _), root.view():
+async def test_nothing_is_worked_out_that_nobody_hears_h261() -> None:
+    """For a minute after the last consumer left it still is: that one may come back."""
+    async with opened(ScriptedModel(say("x"))) as (harness, root, clock), root.view():
         async with root.events() as events:
             await anext(events)
         async with root.commit() as tx:
-            tx.append(Note(text="unheard"))
+            tx.append(Note(text="kept at hand"))
         (room,) = harness.views._rooms[root.id].values()
+        assert len(room.moments.value.events) == 1
+        await clock.advance(LINGER_S + 1)
+        async with root.commit() as tx:
+            tx.append(Note(text="unheard"))
         assert room.moments.value.events == ()
+        assert room.moments.oldest is room.moments.newest, "and none of it is kept"
         async with root.events() as events:
             assert isinstance(await anext(events), Snapshot)
 
@@ -367,5 +396,137 @@ async def test_a_message_that_leaves_nothing_ends_so() -> None:
         async with root.commit() as tx:
             (await tx.draft(Live)).message = None
         found = await until(events, MessageEnd)
-        assert found[-1] == MessageEnd(seq=found[-1].seq, task=7, entry=None)
+        assert found[-1] == MessageEnd(seq=found[-1].seq, cursor=found[-1].cursor, task=7, entry=None)
         assert names(found) == ["MessageStart", "MessageEnd"]
+
+
+# --- compactions -------------------------------------------------------------------------------------------------
+
+
+def compaction(reason: CompactionReason, attempt: int = 1, until: int | None = None) -> LiveCompaction:
+    failed = until is not None
+    return {
+        "reason": reason,
+        "started_at": 1,
+        "attempt": attempt,
+        "until": until,
+        "code": "overloaded" if failed else None,
+        "message": "too much" if failed else None,
+    }
+
+
+EMPTY: Any = {"live": {}, "inbox": {}, "agent": {}, "usage": {}, "meta": {}}
+
+
+def living(**live: Any) -> ConversationView:
+    return first_view(1, window=10, marker=None, entries=[], documents={**EMPTY, "live": live})
+
+
+async def compacting(root: Conversation, **changes: LiveCompaction | None) -> None:
+    async with root.commit() as tx:
+        live = await tx.draft(Live)
+        for key, value in changes.items():
+            if value is None:
+                del live.compactions[key[1:]]
+            else:
+                live.compactions[key[1:]] = value
+
+
+def summary(task: int, reason: CompactionReason, id: int = 50, head: int = 40) -> EntryRecord:
+    data = to_raw(msgspec.to_builtins(CompactionData(task=task, reason=reason, tokens_before=9)))
+    return EntryRecord(id=id, seq=9, created_at=0, conversation_id=1, kind=COMPACTION, head=head, raw_data=data)
+
+
+async def test_compactions_are_told_whoever_began_them_h150() -> None:
+    async with opened(ScriptedModel(say("x"))) as (_, root, _), root.events() as events:
+        await anext(events)
+        await compacting(root, _7=compaction("manual"), _8=compaction("background"))
+        await compacting(root, _8=compaction("background", attempt=2, until=500))
+        await compacting(root, _8=compaction("background", attempt=2), _7=None)
+        async with root.commit() as tx:
+            live = await tx.draft(Live)
+            del live.compactions["8"]
+            live.compaction_failure = {
+                "task": 8,
+                "reason": "background",
+                "at": 1,
+                "code": "overloaded",
+                "message": "still",
+                "run": None,
+            }
+        found = [await anext(events) for _ in range(5)]
+    told = [
+        (type(event).__name__, event.task)
+        for event in found
+        if isinstance(event, (CompactionStart, CompactionRetry, CompactionEnd))
+    ]
+    assert told == [
+        ("CompactionStart", 7),
+        ("CompactionStart", 8),
+        ("CompactionRetry", 8),
+        ("CompactionEnd", 7),
+        ("CompactionEnd", 8),
+    ]
+    retry, stale, failed = found[2:]
+    assert isinstance(retry, CompactionRetry)
+    assert (retry.attempt, retry.until, retry.code, retry.message) == (2, 500, "overloaded", "too much")
+    assert isinstance(stale, CompactionEnd)
+    assert (stale.reason, stale.outcome, stale.entry) == ("manual", "stale", None)
+    assert isinstance(failed, CompactionEnd)
+    assert (failed.outcome, failed.code, failed.message) == ("failed", "overloaded", "still")
+
+
+def test_a_compaction_that_is_placed_ends_with_its_entry_h150() -> None:
+    """Also one that began and ended in one commit."""
+    before, going = living(), living(compactions={"7": compaction("threshold")})
+    entry = summary(7, "threshold")
+    for was in (before, going):
+        events = derive(was, before, seq=9, entries=[entry], submissions=[])
+        names = [type(event).__name__ for event in events]
+        assert names == (["CompactionEnd"] if was is going else ["CompactionStart", "CompactionEnd"])
+        end = events[-1]
+        assert isinstance(end, CompactionEnd)
+        assert (end.task, end.reason, end.outcome, end.entry) == (7, "threshold", "placed", entry)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (Completed(to_raw("declined")), ("declined", None, None)),
+        (Completed(), ("stale", None, None)),
+        (Aborted("no more"), ("aborted", None, "no more")),
+        (Failed(TaskError("timeout", "late")), ("failed", "timeout", "late")),
+        (Faulted(TaskError("raised", "oh")), ("failed", "raised", "oh")),
+        (Orphaned("missing_task"), ("aborted", "orphaned", "missing_task")),
+    ],
+)
+def test_a_compaction_that_is_not_placed_says_why_h150(outcome: Outcome, told: tuple[str, str | None, str]) -> None:
+    before, after = living(compactions={"7": compaction("manual")}), living()
+    task = TaskRecord(
+        id=7,
+        conversation_id=1,
+        kind="pi.compaction",
+        version=1,
+        created_at=0,
+        state=Terminal(outcome=outcome),
+    )
+    (end,) = derive(before, after, seq=9, entries=[], submissions=[], tasks=[task])
+    assert isinstance(end, CompactionEnd)
+    assert (end.outcome, end.code, end.message) == told
+
+
+@pytest.mark.parametrize("reason", ["limit", "gate"])
+def test_a_run_that_a_limit_or_a_gate_ends_says_so_h149(reason: str) -> None:
+    before, after = living(run={"task": 7, "inputs": [5], "started_at": 1, "turn": 1}), living()
+    submission = SubmissionRecord(
+        id=5,
+        conversation_id=1,
+        type="input",
+        digest="",
+        status="unanswered",
+        reason=reason,
+        detail="no more than 3 turns",
+        created_at=0,
+    )
+    (end,) = derive(before, after, seq=9, entries=[], submissions=[submission])
+    assert end == RunEnd(seq=9, task=7, inputs=(5,), reason=reason, detail="no more than 3 turns")

@@ -14,6 +14,7 @@ from harness.doubles import ManualClock, settle
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Live, Meta
 from perdure.harness.harness import Harness
+from perdure.harness.room import LINGER_S
 from perdure.harness.view import ConversationView, advance, first_view, head_of
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
@@ -322,9 +323,16 @@ async def test_two_that_load_at_once_share_the_view(bench: Bench) -> None:
 
 
 async def test_what_is_released_is_forgotten_and_ends_quietly(bench: Bench) -> None:
+    async with bench.root.view():
+        pass
+    assert not bench.harness.views._rooms
     async with bench.root.watch() as watch:
         await anext(watch)
-    assert not bench.harness.views._rooms
+    clock = bench.harness.session.clock
+    assert isinstance(clock, ManualClock)
+    await clock.advance(LINGER_S + 1)
+    await bench.root.set_name("the next commit")
+    assert not bench.harness.views._rooms, "a minute later a commit costs nothing more (rule H261)"
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
     await bench.note("x")

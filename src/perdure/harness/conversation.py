@@ -24,14 +24,14 @@ from perdure.harness.limits import AsHost, LimitName, change_settings
 from perdure.harness.messages import UserPart
 from perdure.harness.model import ThinkingLevel
 from perdure.harness.prepare import give_key
+from perdure.harness.room import ViewWatch
 from perdure.harness.submission import Submission
 from perdure.harness.usage import UsageSummary, summed
-from perdure.harness.view import DEFAULT_WINDOW, ConversationView
+from perdure.harness.view import DEFAULT_WINDOW
 from perdure.harness.views import View
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
-from perdure.kernel.observation import Watch
 from perdure.kernel.records import ConversationRecord, Edit, EntryRecord
 from perdure.kernel.storage import Order
 from perdure.kernel.transaction import UNSET, Transaction, Unset
@@ -270,24 +270,37 @@ class Conversation:
         return self._harness.views.state(self.id, window=window, context=context)
 
     def watch(
-        self, *, window: int = DEFAULT_WINDOW, context: Context | None = None
-    ) -> AbstractAsyncContextManager[Watch[ConversationView]]:
+        self, *, after: str | None = None, window: int = DEFAULT_WINDOW, context: Context | None = None
+    ) -> AbstractAsyncContextManager[ViewWatch]:
         """``async with conversation.watch() as watch: async for frame in watch``: the view after each commit.
 
         ``frame.ops`` lead from the JSON of the view before to that of ``frame.value``; None: begin anew. A consumer
-        that is more than 100 frames behind gets one with the newest view in place of them. Entering raises NotFound.
+        that is more than 100 frames behind gets one with the newest view in place of them.
+
+        ``after``: the ``cursor`` of a frame. The first frame is the one that followed it, if that is still at hand:
+        this opening of the store, the same window, at most 100 frames and a minute behind. Else its ops are None.
+
+        Entering raises NotFound, CursorError.
         """
-        return self._harness.views.watch(self.id, window=window, context=context)
+        return self._harness.views.watch(self.id, after=after, window=window, context=context)
 
     def events(
-        self, *, window: int = DEFAULT_WINDOW, context: Context | None = None
+        self, *, after: str | None = None, window: int = DEFAULT_WINDOW, context: Context | None = None
     ) -> AbstractAsyncContextManager[Events]:
         """``async with conversation.events() as events: async for event in events``: what happens, from a snapshot on.
 
         ``window``: how many entries a snapshot shows. A consumer that is more than 100 commits behind gets a fresh
-        snapshot in place of what it missed. Runs nothing. Entering raises NotFound.
+        snapshot in place of what it missed. Runs nothing.
+
+        ``after``: the ``cursor`` of an event. The first event is the one that followed it, if that is still at hand (at
+        most 100 commits of this conversation, for a minute after its last consumer left) or nothing has happened since;
+        else a snapshot, whose reason says so. After the store was opened anew a cursor goes on if no commit followed it
+        and nothing was under way (rules H260 to H264).
+
+        Entering raises NotFound; CursorError for a cursor of another store or conversation, a damaged one, and one that
+        is ahead of the store.
         """
-        return self._harness.views.events(self.id, window=window, context=context)
+        return self._harness.views.events(self.id, after=after, window=window, context=context)
 
     # --- looking -----------------------------------------------------------------------------------------------
 

@@ -1,40 +1,32 @@
-"""What happens in a conversation, as typed events, derived from settled commits (rules H149 and H151).
+"""What happens in a conversation, as typed events, and how one consumer takes them (rules H149 to H151).
 
-A stream of events begins with a snapshot; what follows is exactly what came after it. A consumer that falls behind
-gets a fresh snapshot in place of what it missed.
+A stream begins with a snapshot, or behind a cursor; what follows is exactly what came after it. A consumer that falls
+behind gets a fresh snapshot in place of what it missed.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from perdure.harness.documents import (
-    ASSISTANT,
-    TOOL_RESULT,
-    InboxItem,
-    LiveMessage,
-    LiveRetry,
-    LiveRun,
-    LiveTool,
-    ModelTotals,
-    ToolResultData,
-    ToolTotals,
-)
+from perdure.harness.cursor import ALL, Stream
+from perdure.harness.documents import CompactionReason, InboxItem, ModelTotals, ToolTotals
 from perdure.harness.view import ConversationView
 from perdure.kernel.json import JsonValue, copy_json
-from perdure.kernel.observation import Watch
-from perdure.kernel.records import EntryRecord, SubmissionRecord
+from perdure.kernel.observation import Frame, Watch
+from perdure.kernel.records import EntryRecord
 from perdure.tasks.errors import BlockedReason
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     seq: int
     """The commit it is of."""
+    cursor: str = ""
+    """What comes after it: ``conversation.events(after=event.cursor)``, also from another process, later."""
 
 
 class BlockedTask(msgspec.Struct, frozen=True):
@@ -43,15 +35,31 @@ class BlockedTask(msgspec.Struct, frozen=True):
     task: int
     kind: str
     reason: BlockedReason
+    detail: str = ""
+    """May quote the error of its own code."""
+    remedy: str = ""
+    """What a person can do about it."""
+
+
+SnapshotReason: TypeAlias = Literal["start", "cursor", "behind"]
 
 
 class Snapshot(_Event, frozen=True, kw_only=True, tag="snapshot"):
-    """How the conversation is now: first of all, and in place of events that a slow consumer missed."""
+    """How the conversation is now: in place of all that was told before, the text of a partial answer too."""
 
     busy: bool
     view: JsonValue
     """A ConversationView's ``to_json()``."""
     blocked: tuple[BlockedTask, ...] = ()
+    running: bool = True
+    """Work may run here. False from the opening of the store until resume(), or where it is open for reading only:
+    what the view shows as under way then stands still, and no more of it comes until a ``resumed`` event."""
+    reason: SnapshotReason = "start"
+    """No cursor was given; what came behind the cursor is no longer at hand; the consumer was too slow."""
+
+
+class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
+    """Work runs from now on; what a crash cut off is recovered."""
 
 
 class RunStart(_Event, frozen=True, kw_only=True, tag="run_start"):
@@ -154,6 +162,39 @@ class Retry(_Event, frozen=True, kw_only=True, tag="retry"):
     message: str
 
 
+class CompactionStart(_Event, frozen=True, kw_only=True, tag="compaction_start"):
+    """The context of the model is being summed up."""
+
+    task: int
+    reason: CompactionReason
+
+
+class CompactionRetry(_Event, frozen=True, kw_only=True, tag="compaction_retry"):
+    """A summary could not be had and is asked for again at ``until`` (ms UTC)."""
+
+    task: int
+    attempt: int
+    until: int
+    code: str
+    message: str
+
+
+CompactionOutcome: TypeAlias = Literal["placed", "stale", "declined", "failed", "aborted"]
+"""The context begins with it; the context had begun anew meanwhile; a hook, or nothing to sum up, said no; there is
+no summary, see the code; it was aborted."""
+
+
+class CompactionEnd(_Event, frozen=True, kw_only=True, tag="compaction_end"):
+    task: int
+    reason: CompactionReason
+    outcome: CompactionOutcome
+    entry: EntryRecord | None
+    """If it was placed."""
+    code: str | None = None
+    """Why it failed."""
+    message: str | None = None
+
+
 class UsageChanged(_Event, frozen=True, kw_only=True, tag="usage"):
     """The totals as they are now."""
 
@@ -167,6 +208,19 @@ class Blocked(_Event, frozen=True, kw_only=True, tag="blocked"):
     task: int
     kind: str
     reason: BlockedReason
+    detail: str = ""
+    """May quote the error of its own code."""
+    remedy: str = ""
+    """What a person can do about it."""
+
+
+class Unblocked(_Event, frozen=True, kw_only=True, tag="unblocked"):
+    """A task that was blocked is so no longer."""
+
+    task: int
+    kind: str
+    ended: bool
+    """It was aborted; else it goes on."""
 
 
 Event: TypeAlias = (
@@ -183,192 +237,42 @@ Event: TypeAlias = (
     | EntryAppended
     | InboxChanged
     | Retry
+    | CompactionStart
+    | CompactionRetry
+    | CompactionEnd
     | UsageChanged
     | Blocked
+    | Unblocked
+    | Resumed
 )
-
-
-# --- deriving --------------------------------------------------------------------------------------------------
-
-
-class _Live(msgspec.Struct, frozen=True):
-    """``pi.live`` as its JSON is."""
-
-    run: LiveRun | None
-    message: LiveMessage | None
-    tools: dict[str, LiveTool]
-    retry: LiveRetry | None
-
-
-def derive(
-    before: ConversationView,
-    after: ConversationView,
-    *,
-    seq: int,
-    entries: Sequence[EntryRecord],
-    submissions: Sequence[SubmissionRecord],
-) -> tuple[Event, ...]:
-    """The events of one commit, which led from one view to the other. Costs what the commit changed."""
-    was, now = _live(before), _live(after)
-    answers = [entry for entry in entries if entry.kind == ASSISTANT]
-    results = [entry for entry in entries if entry.kind == TOOL_RESULT]
-    events: list[Event] = []
-    events += _message(was.message, now.message, answers, seq)
-    if was.run is not now.run:
-        events += _turn(was.run, now.run, seq)
-    events += _tools(was.tools, now.tools, results, seq)
-    if before.tree["usage"] is not after.tree["usage"]:
-        usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
-        tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
-        events.append(UsageChanged(seq=seq, models=usage.get("models", {}), tools=tools.get("tools", {})))
-    if was.run is not now.run:
-        events += _run(was.run, now.run, submissions, seq)
-    events += (EntryAppended(seq=seq, entry=e) for e in entries if e.kind not in (ASSISTANT, TOOL_RESULT))
-    retry = now.retry
-    if retry is not None and retry is not was.retry:
-        events.append(Retry(seq=seq, **retry))
-    if before.tree["inbox"] is not after.tree["inbox"]:
-        inbox = cast("dict[str, list[InboxItem]]", after.tree["inbox"])
-        events.append(InboxChanged(seq=seq, items=inbox.get("items", [])))
-    return tuple(events)
-
-
-def _live(view: ConversationView) -> _Live:
-    live = cast("dict[str, JsonValue]", view.tree["live"])
-    return _Live(
-        run=cast("LiveRun | None", live.get("run")),
-        message=cast("LiveMessage | None", live.get("message")),
-        tools=cast("dict[str, LiveTool]", live.get("tools", {})),
-        retry=cast("LiveRetry | None", live.get("retry")),
-    )
-
-
-def _turn(was: LiveRun | None, now: LiveRun | None, seq: int) -> Iterator[Event]:
-    if was is not None and now is not None and was["task"] == now["task"] and now["turn"] > was["turn"]:
-        yield Turn(seq=seq, task=now["task"], turn=now["turn"])
-
-
-def _run(
-    was: LiveRun | None, now: LiveRun | None, submissions: Sequence[SubmissionRecord], seq: int
-) -> Iterator[Event]:
-    same = was is not None and now is not None and was["task"] == now["task"]
-    if was is not None and not same:
-        inputs = tuple(was["inputs"])
-        settled = next((s for s in submissions if s.id in inputs and s.settled), None)
-        yield RunEnd(
-            seq=seq,
-            task=was["task"],
-            inputs=inputs,
-            answer=None if settled is None else settled.answer,
-            reason=None if settled is None else settled.reason,
-            detail=None if settled is None else settled.detail,
-        )
-    if now is not None and not same:
-        yield RunStart(seq=seq, task=now["task"], inputs=tuple(now["inputs"]))
-
-
-def _message(
-    was: LiveMessage | None, now: LiveMessage | None, answers: Sequence[EntryRecord], seq: int
-) -> Iterator[Event]:
-    if was is now and not answers:
-        return
-    begun = was
-    for entry in answers:
-        if begun is None:
-            yield MessageStart(seq=seq, task=entry.by_task)
-        yield MessageEnd(seq=seq, task=entry.by_task, entry=entry)
-        begun = None
-    if now is None:
-        if begun is not None:
-            yield MessageEnd(seq=seq, task=begun["task"], entry=None)
-        return
-    if begun is not None and (begun["task"], begun["attempt"]) != (now["task"], now["attempt"]):
-        yield MessageEnd(seq=seq, task=begun["task"], entry=None)
-        begun = None
-    if begun is None:
-        yield MessageStart(seq=seq, task=now["task"])
-    shown = [] if begun is None else begun["content"]
-    for index, part in enumerate(now["content"]):
-        old = shown[index] if index < len(shown) else None
-        if part is old:
-            continue
-        text = part["text"] if old is None else part["text"][len(old["text"]) :]
-        if text or old is None:
-            yield MessageDelta(
-                seq=seq,
-                task=now["task"],
-                index=index,
-                part=part["type"],
-                text=text,
-                id=part["id"],
-                name=part["name"],
-            )
-
-
-def _tools(
-    was: Mapping[str, LiveTool], now: Mapping[str, LiveTool], results: Sequence[EntryRecord], seq: int
-) -> Iterator[Event]:
-    for entry in results:
-        data = entry.data_as(ToolResultData)
-        shown = was.get(str(data.task))
-        if shown is None or shown["state"] != "running":
-            yield ToolStart(seq=seq, task=data.task, call_id=data.call_id, name=data.name)
-        yield ToolEnd(
-            seq=seq,
-            task=data.task,
-            call_id=data.call_id,
-            name=data.name,
-            is_error=data.is_error,
-            code=data.code,
-            entry=entry,
-        )
-    if was is now:
-        return
-    for key, tool in now.items():
-        old = was.get(key)
-        if tool is old or tool["state"] != "running":
-            continue
-        if old is None or old["state"] != "running":
-            yield ToolStart(seq=seq, task=int(key), call_id=tool["call_id"], name=tool["name"])
-        update = _update(int(key), old, tool, seq)
-        if update is not None:
-            yield update
-
-
-def _update(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> ToolUpdate | None:
-    output = "" if old is None else old["output"]
-    noted = [] if old is None else old["diagnostics"]
-    anew = not tool["output"].startswith(output)
-    text = tool["output"] if anew else tool["output"][len(output) :]
-    added = tool["diagnostics"][len(noted) :]
-    details = tool["details"]
-    dropped = (tool["dropped_lines"], tool["dropped_bytes"])
-    if old is None:
-        same = details is None and dropped == (0, 0)
-    else:
-        same = details is old["details"] and dropped == (old["dropped_lines"], old["dropped_bytes"])
-    if same and not text and not added and not anew:
-        return None
-    return ToolUpdate(
-        seq=seq,
-        task=task,
-        text=text,
-        anew=anew,
-        dropped_lines=tool["dropped_lines"],
-        dropped_bytes=tool["dropped_bytes"],
-        details=details,
-        diagnostics=tuple(added),
-    )
 
 
 # --- consuming -------------------------------------------------------------------------------------------------
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """What no record says: whether work may run, and what of it was to run and cannot."""
+
+    running: bool
+    blocked: tuple[BlockedTask, ...]
+
+
 class Moment(msgspec.Struct, frozen=True):
-    """What a commit did: the view after it, and its events."""
+    """What a commit did: the view after it, and its events. Blocked work and a resume are moments of their own."""
 
     view: ConversationView
+    standing: Standing
     events: tuple[Event, ...] = ()
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing goes on that a crash would leave to be told of."""
+        return not self.standing.blocked and not self.view.busy and not self.view.compacting
+
+    def cursor(self, stream: Stream, seq: int, number: int, *, index: int = ALL, whole: bool = True) -> str:
+        """Behind this moment, or behind one of its events."""
+        running = self.standing.running
+        return stream.cursor(seq, number, index=index, whole=whole, quiet=self.quiet, running=running)
 
 
 class Events:
@@ -377,11 +281,23 @@ class Events:
     It ends as a Watch does: quietly when it is released, else with WatchEnded after the events before the end.
     """
 
-    def __init__(self, watch: Watch[Moment], blocked: Callable[[], tuple[BlockedTask, ...]]) -> None:
+    def __init__(
+        self,
+        watch: Watch[Moment],
+        stream: Stream,
+        *,
+        cursor: str | None = None,
+        ready: Sequence[Event] = (),
+        reason: SnapshotReason = "start",
+    ) -> None:
+        """``ready``: what of the batch at its beginning is still to come. ``reason``: why, if a snapshot comes next."""
         self._watch = watch
-        self._blocked = blocked
-        self._ready: deque[Event] = deque()
+        self._stream = stream
+        self._ready: deque[Event] = deque(map(_own, ready))
         """The rest of one batch."""
+        self._reason: SnapshotReason = reason
+        self.cursor = cursor
+        """Behind the event that was given last, or where it began; None: at no place yet."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -390,10 +306,25 @@ class Events:
         while not self._ready:
             frame = await self._watch.__anext__()
             if frame.ops is None:
-                view = frame.value.view
-                return Snapshot(seq=frame.seq, busy=view.busy, view=view.to_json(), blocked=self._blocked())
-            self._ready.extend(map(_own, frame.value.events))
-        return self._ready.popleft()
+                self._ready.append(self._snapshot(frame))
+            else:
+                self._ready.extend(map(_own, frame.value.events))
+            self._reason = "behind"
+        event = self._ready.popleft()
+        self.cursor = event.cursor
+        return event
+
+    def _snapshot(self, frame: Frame[Moment]) -> Snapshot:
+        moment = frame.value
+        return Snapshot(
+            seq=frame.seq,
+            cursor=moment.cursor(self._stream, frame.seq, self._watch.number),
+            busy=moment.view.busy,
+            view=moment.view.to_json(),
+            blocked=moment.standing.blocked,
+            running=moment.standing.running,
+            reason=self._reason,
+        )
 
 
 def _own(event: Event) -> Event:

@@ -17,7 +17,7 @@ from perdure.kernel.json import digest
 from perdure.kernel.records import EntryRecord, SubmissionRecord, SubmissionStatus, TaskRecord
 from perdure.kernel.session import Session, Settled, Straggler
 from perdure.kernel.storage import MAX_SCAN
-from perdure.tasks.errors import BlockedReason, WorkBlocked
+from perdure.tasks.errors import WorkBlocked
 from perdure.tasks.runtime import TaskRuntime
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Settlements:
             if record.kind == GENERATION and record.conversation_id == conversation_id:
                 self._tasks.refuse_blocked(record.id)
 
-    def _blocked(self, _record: TaskRecord, _reason: BlockedReason) -> None:
+    def _blocked(self, _record: TaskRecord) -> None:
         for waits in self._waiting.values():
             for waiting in waits:
                 if not waiting.through_blocked and not waiting.future.done():

@@ -87,6 +87,11 @@ class ConversationView:
         return cast("dict[str, JsonValue]", self.tree["live"]).get("run") is not None
 
     @property
+    def compacting(self) -> bool:
+        """A compaction is on its way."""
+        return bool(cast("dict[str, JsonValue]", self.tree["live"]).get("compactions"))
+
+    @property
     def live(self) -> Live:
         return Live.from_json(self.tree["live"])
 

@@ -1,17 +1,22 @@
 """Everybody who looks at conversations: one live view a conversation, shared by all its observers.
 
 A view is loaded when the first observer comes and kept up by settled commits until the last one leaves; a commit
-that nobody looks at costs nothing here, and one that many look at is worked out once (rules K121 to K127).
+that nobody looks at costs nothing here, and one that many look at is worked out once (rules K121 to K127). For a short
+while it is kept up for those who may come back with a cursor.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from itertools import islice
 from typing import Final
 
-from perdure.harness.events import Blocked, BlockedTask, Events, Moment, derive
+from perdure.harness.cursor import Cursor, Kind, log_mark, read_cursor
+from perdure.harness.events import BlockedTask, Events, Standing
+from perdure.harness.room import LINGER_S, Room, ViewWatch
 from perdure.harness.view import (
     DEFAULT_WINDOW,
     PART_OF,
@@ -27,14 +32,19 @@ from perdure.kernel.context import Context
 from perdure.kernel.documents import DocumentChange
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
-from perdure.kernel.observation import Frame, Source, State, Watch
+from perdure.kernel.observation import Source, State
 from perdure.kernel.records import Address, EntryRecord, TaskRecord
 from perdure.kernel.session import Session, Settled
-from perdure.tasks.errors import BlockedReason
+from perdure.tasks.blocking import Blocked
+from perdure.tasks.errors import ADVICE
 from perdure.tasks.runtime import TaskRuntime
 
 MAX_WINDOW: Final = 900
 MAX_PAGE: Final = 1000
+MOST_BLOCKED: Final = 100
+"""Tasks that a snapshot names; ``inspect()`` has them all."""
+MOST_LINGERING: Final = 100
+"""Conversations that are kept up though nobody looks: those that were left last."""
 
 
 class View(State[ConversationView]):
@@ -62,55 +72,26 @@ class View(State[ConversationView]):
         return found[::-1]
 
 
-class _Room:
-    """One conversation through one window, and who looks at it."""
-
-    def __init__(self, views: Views, view: ConversationView, seq: int) -> None:
-        self._views = views
-        self.view = view
-        name = f"conversation {view.conversation_id}"
-        self.values: Source[ConversationView] = Source(name, seq=seq, value=view, on_idle=self._left)
-        self.moments: Source[Moment] = Source(f"events of {name}", seq=seq, value=Moment(view), on_idle=self._left)
-
-    def settle(self, settled: Settled, entries: Sequence[EntryRecord], changes: Sequence[DocumentChange]) -> None:
-        before = self.view
-        self.view, ops = advance(before, entries, changes)
-        if not ops:
-            return
-        self.values.publish(Frame(settled.seq, self.view, ops, settled.values))
-        events = (
-            derive(before, self.view, seq=settled.seq, entries=entries, submissions=settled.batch.submissions)
-            if self.moments.observed
-            else ()
-        )
-        self.moments.publish(Frame(settled.seq, Moment(self.view, events), (), settled.values))
-
-    def block(self, seq: int, record: TaskRecord, reason: BlockedReason) -> None:
-        event = Blocked(seq=seq, task=record.id, kind=record.kind, reason=reason)
-        self.moments.publish(Frame(seq, Moment(self.view, (event,)), ()))
-
-    def retire(self) -> None:
-        """The conversation is deleted (rule H182)."""
-        for source in (self.values, self.moments):
-            source.end("retired")
-
-    def _left(self) -> None:
-        if not self.values.observed and not self.moments.observed:
-            self._views.drop(self)
-
-
 class Views:
     """The live views of one session."""
 
     def __init__(self, session: Session, runtime: TaskRuntime) -> None:
         self._session = session
         self._runtime = runtime
-        self._rooms: defaultdict[int, dict[int, _Room]] = defaultdict(dict)
+        self._rooms: defaultdict[int, dict[int, Room]] = defaultdict(dict)
         """By conversation and window."""
+        self._lingering: OrderedDict[Room, float] = OrderedDict()
+        """Those that nobody is in, and since when, on the monotonic clock."""
+        self._log = log_mark(session.info.log_id)
+        self._mark = b""
+        """Random, of this opening of the store."""
+        self._made = 0
         self._loading: defaultdict[int, list[list[Settled]]] = defaultdict(list)
         """By conversation: what settles while one is being loaded."""
         session.observe(self._settled)
         runtime.on_blocked(self._on_blocked)
+        runtime.on_unblocked(self._on_unblocked)
+        runtime.on_resumed(self._on_resumed)
 
     @asynccontextmanager
     async def state(
@@ -123,42 +104,80 @@ class Views:
 
     @asynccontextmanager
     async def watch(
-        self, conversation_id: int, *, window: int = DEFAULT_WINDOW, context: Context | None = None
-    ) -> AsyncGenerator[Watch[ConversationView]]:
-        """Raises NotFound."""
+        self,
+        conversation_id: int,
+        *,
+        after: str | None = None,
+        window: int = DEFAULT_WINDOW,
+        context: Context | None = None,
+    ) -> AsyncGenerator[ViewWatch]:
+        """Raises NotFound, CursorError."""
+        cursor = self._cursor(after, "view", conversation_id)
         room = await self._room(conversation_id, window, context)
-        with self._session.observing(room.values.watch(context)) as watch:
+        with self._session.observing(room.watch(cursor, context)) as watch:
             yield watch
 
     @asynccontextmanager
     async def events(
-        self, conversation_id: int, *, window: int = DEFAULT_WINDOW, context: Context | None = None
+        self,
+        conversation_id: int,
+        *,
+        after: str | None = None,
+        window: int = DEFAULT_WINDOW,
+        context: Context | None = None,
     ) -> AsyncGenerator[Events]:
-        """Raises NotFound."""
+        """Raises NotFound, CursorError."""
+        cursor = self._cursor(after, "events", conversation_id)
         room = await self._room(conversation_id, window, context)
-        with self._session.observing(room.moments.watch(context)) as watch:
-            yield Events(watch, lambda: self._blocked(conversation_id))
+        watch, events = room.listen(cursor, context)
+        with self._session.observing(watch):
+            yield events
+
+    def _cursor(self, text: str | None, kind: Kind, conversation_id: int) -> Cursor | None:
+        if text is None:
+            return None
+        session = self._session
+        # Where the store is open for reading only another process commits: the newest commit is not known.
+        newest = None if session.info.read_only else session.seq
+        return read_cursor(text, kind, log=self._log, conversation=conversation_id, seq=newest)
 
     # --- loading -----------------------------------------------------------------------------------------------
 
-    async def _room(self, conversation_id: int, window: int, context: Context | None) -> _Room:
+    async def _room(self, conversation_id: int, window: int, context: Context | None) -> Room:
         """A room that stands at the newest settled commit. Attach to it before anything else is awaited."""
         if not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a window has 1 to {MAX_WINDOW} entries, not {window}")
         self._session.check_open()
         room = self._rooms[conversation_id].get(window) if conversation_id in self._rooms else None
         if room is not None:
+            self._lingering.pop(room, None)
             return room
         with self._collecting(conversation_id) as settled:
             view = await self._load(conversation_id, window, context, settled)
             self._session.check_open()
         # Another one may have been loaded meanwhile.
-        rooms = self._rooms[conversation_id]
-        room = rooms.get(window)
+        room = self._rooms[conversation_id].get(window)
         if room is None:
-            room = rooms[window] = _Room(self, view, self._session.seq)
-            self._session.add_source(room.values)
-            self._session.add_source(room.moments)
+            room = self._rooms[conversation_id][window] = self._make(view)
+        self._lingering.pop(room, None)
+        return room
+
+    def _make(self, view: ConversationView) -> Room:
+        session = self._session
+        if not self._mark:
+            self._mark = sha256(session.entropy.token().encode()).digest()[:4]
+        self._made += 1
+        room = Room(
+            view,
+            session.seq,
+            self._standing(view.conversation_id),
+            log=self._log,
+            mark=self._mark + (self._made & 0xFFFF_FFFF).to_bytes(4),
+            now=session.clock.monotonic,
+            on_left=self._left,
+        )
+        session.add_source(room.values)
+        session.add_source(room.moments)
         return room
 
     async def _load(
@@ -203,14 +222,36 @@ class Views:
             else:
                 del self._loading[conversation_id]
 
-    def drop(self, room: _Room) -> None:
+    def _left(self, room: Room) -> None:
         """Nobody looks any more."""
+        if self._rooms.get(room.view.conversation_id, {}).get(room.view.window) is not room:
+            self._let_go(room)  # of a deleted conversation
+        elif room.remembers and not self._session.closing:
+            self._lingering[room] = self._session.clock.monotonic()
+            self._expire()
+        else:
+            self._drop(room)
+
+    def _expire(self) -> None:
+        """Drop those that were left too long ago, and the oldest of too many."""
+        now = self._session.clock.monotonic()
+        while self._lingering:
+            room, since = next(iter(self._lingering.items()))
+            if now - since <= LINGER_S and len(self._lingering) <= MOST_LINGERING:
+                return
+            del self._lingering[room]
+            self._drop(room)
+
+    def _drop(self, room: Room) -> None:
         conversation_id = room.view.conversation_id
-        rooms = self._rooms.get(conversation_id, {})
-        if rooms.get(room.view.window) is room:
-            del rooms[room.view.window]
-            if not rooms:
-                del self._rooms[conversation_id]
+        rooms = self._rooms[conversation_id]
+        del rooms[room.view.window]
+        if not rooms:
+            del self._rooms[conversation_id]
+        self._let_go(room)
+
+    def _let_go(self, room: Room) -> None:
+        self._lingering.pop(room, None)
         self._session.drop_source(room.values)
         self._session.drop_source(room.moments)
 
@@ -219,9 +260,12 @@ class Views:
     def _settled(self, settled: Settled) -> None:
         if not self._rooms and not self._loading:
             return
+        if self._lingering:
+            self._expire()
         for conversation_id in settled.batch.deleted:
             for room in self._rooms.pop(conversation_id, {}).values():
                 room.retire()
+                self._let_go(room)
         touched = {entry.conversation_id for entry in settled.batch.entries}
         touched |= {change.record.scope_id for change in settled.documents if change.record.kind in PART_OF}
         touched.update(settled.batch.deleted)
@@ -234,17 +278,32 @@ class Views:
                 for room in rooms.values():
                     room.settle(settled, entries, changes)
 
-    def _on_blocked(self, record: TaskRecord, reason: BlockedReason) -> None:
+    def _on_blocked(self, record: TaskRecord) -> None:
         for room in self._rooms.get(record.conversation_id, {}).values():
-            room.block(self._session.seq, record, reason)
+            why = self._runtime.blocked_tasks[record.id]
+            room.block(self._session.seq, _blocked(record, why), self._standing(record.conversation_id))
 
-    def _blocked(self, conversation_id: int) -> tuple[BlockedTask, ...]:
-        live = self._session.live.settled
-        return tuple(
-            BlockedTask(id, live[id].kind, blocked.reason)
-            for id, blocked in self._runtime.blocked_tasks.items()
+    def _on_unblocked(self, record: TaskRecord) -> None:
+        for room in self._rooms.get(record.conversation_id, {}).values():
+            room.unblock(self._session.seq, record, self._standing(record.conversation_id))
+
+    def _on_resumed(self) -> None:
+        for conversation_id, rooms in self._rooms.items():
+            for room in rooms.values():
+                room.resume(self._session.seq, self._standing(conversation_id))
+
+    def _standing(self, conversation_id: int) -> Standing:
+        live, blocked = self._session.live.settled, self._runtime.blocked_tasks
+        found = (
+            _blocked(live[id], why)
+            for id, why in blocked.items()
             if id in live and live[id].conversation_id == conversation_id
         )
+        return Standing(self._runtime.mode == "on", tuple(islice(found, MOST_BLOCKED)))
+
+
+def _blocked(record: TaskRecord, why: Blocked) -> BlockedTask:
+    return BlockedTask(record.id, record.kind, why.reason, why.detail, ADVICE[why.reason])
 
 
 def _of(settled: Settled, conversation_id: int) -> tuple[list[EntryRecord], list[DocumentChange]]:

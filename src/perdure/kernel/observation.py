@@ -79,8 +79,10 @@ class Source(Generic[T]):
         "_waking",
         "_woken_at",
         "ended",
+        "keep",
         "name",
         "newest",
+        "oldest",
         "on_idle",
         "own",
     )
@@ -98,6 +100,9 @@ class Source(Generic[T]):
         self.name = name
         self.own = detach
         self.newest: _Link[T] = _Link(Frame(seq, value, None), 0)
+        self.keep = 0
+        """How many frames before the newest stay at hand for a watch that goes on behind one; at most MAX_PENDING."""
+        self.oldest = self.newest
         self._observers: dict[Observer[T], None] = {}
         self._waiting: dict[Watch[T], None] = {}
         """The watches that have taken everything and are to be woken."""
@@ -125,6 +130,7 @@ class Source(Generic[T]):
         before = self.newest
         assert frame.seq >= before.frame.seq, "frames are published in commit order"
         self.newest = before.later = _Link(frame, before.number + 1)
+        self._let_go()
         if self._waiting:
             loop = asyncio.get_running_loop()
             pause = self._woken_at + WAKE_S - loop.time()
@@ -135,6 +141,31 @@ class Source(Generic[T]):
         if self.newest.number % MAX_PENDING == 0:
             for observer in self._observers:
                 observer.catch_up()
+
+    def _let_go(self) -> None:
+        if not self.keep:
+            self.oldest = self.newest
+            return
+        while self.newest.number - self.oldest.number > self.keep:
+            assert self.oldest.later is not None, "the chain leads to the newest"
+            self.oldest = self.oldest.later
+
+    def at_hand(self, number: int) -> Frame[T] | None:
+        """The frame of this number, if it and all later ones are there."""
+        link = self._find(number)
+        return None if link is None else link.frame
+
+    def _find(self, number: int) -> _Link[T] | None:
+        link: _Link[T] | None = self.oldest if self.oldest.number <= number <= self.newest.number else None
+        while link is not None and link.number < number:
+            link = link.later
+        return link
+
+    def place(self, after: int | None) -> tuple[_Link[T], bool]:
+        """Where a watch starts, and whether with the value there: behind the frame of this number, else at the newest
+        one."""
+        found = None if after is None else self._find(after)
+        return (self.newest, True) if found is None else (found, False)
 
     def _wake(self) -> None:
         if self._waking is not None:
@@ -159,8 +190,8 @@ class Source(Generic[T]):
     def state(self) -> State[T]:
         return State(self)
 
-    def watch(self, context: Context | None = None) -> Watch[T]:
-        return Watch(self, context)
+    def watch(self, context: Context | None = None, *, after: int | None = None) -> Watch[T]:
+        return Watch(self, context, after=after)
 
     def attach(self, observer: Observer[T]) -> None:
         self._observers[observer] = None
@@ -227,19 +258,21 @@ class State(Observer[T]):
 
 
 class Watch(Observer[T]):
-    """An async iterator of frames: first the value at attachment, then one a commit.
+    """An async iterator of frames: first the value at attachment, then one a commit. With ``after``, the number of a
+    frame that is still at hand, exactly those behind that one.
 
     Iteration stops when the watch is released, and raises WatchEnded when it ended for another reason, after the
     frames that came before the end; ContextCancelled or ContextDeadline when its context ended; RuntimeError where
     something else awaits its next frame.
     """
 
-    def __init__(self, source: Source[T], context: Context | None = None) -> None:
+    def __init__(self, source: Source[T], context: Context | None = None, *, after: int | None = None) -> None:
         super().__init__(source)
-        self._at: _Link[T] = source.newest
-        self._anew = True
-        """The value at ``_at`` comes next, as a beginning; else what is later than that."""
-        self._left: deque[Frame[T]] = deque()
+        self._at, self._anew = source.place(after)
+        """With ``_anew`` the value at ``_at`` comes next, as a beginning; else what is later than that."""
+        self.number = self._at.number
+        """Of the frame it gave last: its place among the source's."""
+        self._left: deque[tuple[Frame[T], int]] = deque()
         """Once it has ended, what was published before."""
         self._wake: asyncio.Future[None] | None = None
         self._context = context
@@ -256,8 +289,10 @@ class Watch(Observer[T]):
     @override
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
         if self.ended is None and reason not in ("stopped", "cancelled"):
+            number = self.number
             while (frame := self._take()) is not None:
-                self._left.append(frame)
+                self._left.append((frame, self.number))
+            self.number = number
         super().finish(reason, cause)
         self._at = _Link(self._at.frame, 0)  # the end of the chain, for this watch
         self.rouse()
@@ -270,17 +305,20 @@ class Watch(Observer[T]):
     def _take(self) -> Frame[T] | None:
         """The next frame that is there."""
         if self.ended is not None:
-            return self._left.popleft() if self._left else None
+            if not self._left:
+                return None
+            frame, self.number = self._left.popleft()
+            return frame
         at = self._at
         if self._source.newest.number - at.number >= MAX_PENDING:
             self.catch_up()
             at = self._at
         if self._anew:
-            self._anew = False
+            self._anew, self.number = False, at.number
             return Frame(at.frame.seq, at.frame.value, None, at.frame.values)
         if at.later is None:
             return None
-        self._at = at.later
+        self._at, self.number = at.later, at.later.number
         return at.later.frame
 
     def __aiter__(self) -> AsyncIterator[Frame[T]]:

@@ -40,7 +40,7 @@ PAGE = 1_000
 KEPT_ENDED = 200
 """Ended tasks the graph remembers."""
 
-OnBlocked = Callable[[TaskRecord, BlockedReason], None]
+OnTask = Callable[[TaskRecord], None]
 
 
 class TaskRuntime:
@@ -69,7 +69,9 @@ class TaskRuntime:
         """Tasks the scheduler's next commit looks at."""
         self._beginning = False
         self._recovered = False
-        self._on_blocked: list[OnBlocked] = []
+        self._on_blocked: list[OnTask] = []
+        self._on_unblocked: list[OnTask] = []
+        self._on_resumed: list[Callable[[], None]] = []
         self._errands: set[asyncio.Task[None]] = set()
         # Phases run with the variables of whoever made the runtime, not of whoever happened to commit.
         self._variables = contextvars.copy_context()
@@ -116,6 +118,9 @@ class TaskRuntime:
     def _switch(self, mode: Mode) -> None:
         assert self._recovered, "recover() comes first"
         self.mode = mode
+        if mode == "on":
+            for observer in self._on_resumed:
+                observer()
         for record in list(self.session.live.settled.values()):
             self._consider(record)
 
@@ -321,9 +326,17 @@ class TaskRuntime:
         known = self.blocked_tasks.get(id)
         return None if known is None else known.reason
 
-    def on_blocked(self, observer: OnBlocked) -> None:
-        """Call this each time a task becomes blocked (rule T48)."""
+    def on_blocked(self, observer: OnTask) -> None:
+        """Call this each time a task becomes blocked; why is in ``blocked_tasks`` (rule T48)."""
         self._on_blocked.append(observer)
+
+    def on_unblocked(self, observer: OnTask) -> None:
+        """Call this each time a blocked task goes on, is to be aborted, or has ended."""
+        self._on_unblocked.append(observer)
+
+    def on_resumed(self, observer: Callable[[], None]) -> None:
+        """Call this when work may run from now on."""
+        self._on_resumed.append(observer)
 
     # --- what has settled --------------------------------------------------------------------------------------
 
@@ -342,7 +355,7 @@ class TaskRuntime:
         for record in tasks:
             if not record.live:
                 self.tree.forget_task(record)
-                self.blocked_tasks.pop(record.id, None)
+                self._unblock(record)
                 self._ended[record.id] = record
         for record in tasks:
             if record.live:
@@ -374,7 +387,7 @@ class TaskRuntime:
                 self._stop_one(invocation)
             return
         if isinstance(state, (Completing, Terminal)):
-            self.blocked_tasks.pop(id, None)  # no code of it is needed any more (T56)
+            self._unblock(record)  # no code of it is needed any more (T56)
             return
         if not self.running or self.mode == "off":
             return
@@ -392,13 +405,13 @@ class TaskRuntime:
             if isinstance(fit, Blocked):
                 self._block(record, fit)
             else:
-                self.blocked_tasks.pop(id, None)
+                self._unblock(record)
                 self._begin_soon(id)
 
     def _consider_marked(self, record: TaskRecord) -> None:
         if self.tree.owns_live(record.id, self.session.live.settled.get):
             return
-        self.blocked_tasks.pop(record.id, None)
+        self._unblock(record)
         task = self.verdict(record, closely=True)
         ready = isinstance(record.state, Running) and record.restarts < self.restart_limit
         if ready and not isinstance(task, Blocked) and task.definition.handles_abort:
@@ -500,8 +513,13 @@ class TaskRuntime:
             )
         )
         for observer in self._on_blocked:
-            observer(record, why.reason)
+            observer(record)
         self.waits.stir()
+
+    def _unblock(self, record: TaskRecord) -> None:
+        if self.blocked_tasks.pop(record.id, None) is not None:
+            for observer in self._on_unblocked:
+                observer(record)
 
     def _look_at_blocked(self) -> None:
         """The code at hand changed: what it unblocks runs (rule T33)."""

@@ -1,0 +1,296 @@
+"""Which events a commit is: worked out from the view before it, the view after it, and its records (rule H149).
+
+Pure. What is compared is compared by identity where views share what stayed the same: a commit costs what it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from perdure.harness.documents import (
+    ASSISTANT,
+    COMPACTION,
+    TOOL_RESULT,
+    CompactionData,
+    CompactionFailure,
+    InboxItem,
+    LiveCompaction,
+    LiveMessage,
+    LiveRetry,
+    LiveRun,
+    LiveTool,
+    ModelTotals,
+    ToolResultData,
+    ToolTotals,
+)
+from perdure.harness.events import (
+    CompactionEnd,
+    CompactionOutcome,
+    CompactionRetry,
+    CompactionStart,
+    EntryAppended,
+    Event,
+    InboxChanged,
+    MessageDelta,
+    MessageEnd,
+    MessageStart,
+    Retry,
+    RunEnd,
+    RunStart,
+    ToolEnd,
+    ToolStart,
+    ToolUpdate,
+    Turn,
+    UsageChanged,
+)
+from perdure.harness.view import ConversationView
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import (
+    Aborted,
+    Completed,
+    EntryRecord,
+    Failed,
+    Faulted,
+    Orphaned,
+    Outcome,
+    SubmissionRecord,
+    TaskRecord,
+)
+
+_TOLD_OTHERWISE = (ASSISTANT, TOOL_RESULT, COMPACTION)
+"""Entries with an event of their own."""
+
+
+class _Live(msgspec.Struct, frozen=True):
+    """``pi.live`` as its JSON is."""
+
+    run: LiveRun | None
+    message: LiveMessage | None
+    tools: dict[str, LiveTool]
+    retry: LiveRetry | None
+    compactions: dict[str, LiveCompaction]
+    failure: CompactionFailure | None
+
+
+def derive(
+    before: ConversationView,
+    after: ConversationView,
+    *,
+    seq: int,
+    entries: Sequence[EntryRecord],
+    submissions: Sequence[SubmissionRecord],
+    tasks: Sequence[TaskRecord] = (),
+) -> tuple[Event, ...]:
+    """The events of one commit, which led from one view to the other; the records are those that it wrote."""
+    was, now = _live(before), _live(after)
+    answers = [entry for entry in entries if entry.kind == ASSISTANT]
+    results = [entry for entry in entries if entry.kind == TOOL_RESULT]
+    events: list[Event] = []
+    events += _message(was.message, now.message, answers, seq)
+    if was.run is not now.run:
+        events += _turn(was.run, now.run, seq)
+    events += _tools(was.tools, now.tools, results, seq)
+    if before.tree["usage"] is not after.tree["usage"]:
+        usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
+        tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
+        events.append(UsageChanged(seq=seq, models=usage.get("models", {}), tools=tools.get("tools", {})))
+    if was.run is not now.run:
+        events += _run(was.run, now.run, submissions, seq)
+    events += (EntryAppended(seq=seq, entry=e) for e in entries if e.kind not in _TOLD_OTHERWISE)
+    placed = [entry for entry in entries if entry.kind == COMPACTION]
+    if placed or was.compactions is not now.compactions:
+        events += _compactions(was, now, placed, tasks, seq)
+    retry = now.retry
+    if retry is not None and retry is not was.retry:
+        events.append(Retry(seq=seq, **retry))
+    if before.tree["inbox"] is not after.tree["inbox"]:
+        inbox = cast("dict[str, list[InboxItem]]", after.tree["inbox"])
+        events.append(InboxChanged(seq=seq, items=inbox.get("items", [])))
+    return tuple(events)
+
+
+def _live(view: ConversationView) -> _Live:
+    live = cast("dict[str, JsonValue]", view.tree["live"])
+    return _Live(
+        run=cast("LiveRun | None", live.get("run")),
+        message=cast("LiveMessage | None", live.get("message")),
+        tools=cast("dict[str, LiveTool]", live.get("tools", {})),
+        retry=cast("LiveRetry | None", live.get("retry")),
+        compactions=cast("dict[str, LiveCompaction]", live.get("compactions", {})),
+        failure=cast("CompactionFailure | None", live.get("compaction_failure")),
+    )
+
+
+def _turn(was: LiveRun | None, now: LiveRun | None, seq: int) -> Iterator[Event]:
+    if was is not None and now is not None and was["task"] == now["task"] and now["turn"] > was["turn"]:
+        yield Turn(seq=seq, task=now["task"], turn=now["turn"])
+
+
+def _run(
+    was: LiveRun | None, now: LiveRun | None, submissions: Sequence[SubmissionRecord], seq: int
+) -> Iterator[Event]:
+    same = was is not None and now is not None and was["task"] == now["task"]
+    if was is not None and not same:
+        inputs = tuple(was["inputs"])
+        settled = next((s for s in submissions if s.id in inputs and s.settled), None)
+        yield RunEnd(
+            seq=seq,
+            task=was["task"],
+            inputs=inputs,
+            answer=None if settled is None else settled.answer,
+            reason=None if settled is None else settled.reason,
+            detail=None if settled is None else settled.detail,
+        )
+    if now is not None and not same:
+        yield RunStart(seq=seq, task=now["task"], inputs=tuple(now["inputs"]))
+
+
+def _message(
+    was: LiveMessage | None, now: LiveMessage | None, answers: Sequence[EntryRecord], seq: int
+) -> Iterator[Event]:
+    if was is now and not answers:
+        return
+    begun = was
+    for entry in answers:
+        if begun is None:
+            yield MessageStart(seq=seq, task=entry.by_task)
+        yield MessageEnd(seq=seq, task=entry.by_task, entry=entry)
+        begun = None
+    if now is None:
+        if begun is not None:
+            yield MessageEnd(seq=seq, task=begun["task"], entry=None)
+        return
+    if begun is not None and (begun["task"], begun["attempt"]) != (now["task"], now["attempt"]):
+        yield MessageEnd(seq=seq, task=begun["task"], entry=None)
+        begun = None
+    if begun is None:
+        yield MessageStart(seq=seq, task=now["task"])
+    shown = [] if begun is None else begun["content"]
+    for index, part in enumerate(now["content"]):
+        old = shown[index] if index < len(shown) else None
+        if part is old:
+            continue
+        text = part["text"] if old is None else part["text"][len(old["text"]) :]
+        if text or old is None:
+            yield MessageDelta(
+                seq=seq,
+                task=now["task"],
+                index=index,
+                part=part["type"],
+                text=text,
+                id=part["id"],
+                name=part["name"],
+            )
+
+
+def _tools(
+    was: Mapping[str, LiveTool], now: Mapping[str, LiveTool], results: Sequence[EntryRecord], seq: int
+) -> Iterator[Event]:
+    for entry in results:
+        data = entry.data_as(ToolResultData)
+        shown = was.get(str(data.task))
+        if shown is None or shown["state"] != "running":
+            yield ToolStart(seq=seq, task=data.task, call_id=data.call_id, name=data.name)
+        yield ToolEnd(
+            seq=seq,
+            task=data.task,
+            call_id=data.call_id,
+            name=data.name,
+            is_error=data.is_error,
+            code=data.code,
+            entry=entry,
+        )
+    if was is now:
+        return
+    for key, tool in now.items():
+        old = was.get(key)
+        if tool is old or tool["state"] != "running":
+            continue
+        if old is None or old["state"] != "running":
+            yield ToolStart(seq=seq, task=int(key), call_id=tool["call_id"], name=tool["name"])
+        update = _update(int(key), old, tool, seq)
+        if update is not None:
+            yield update
+
+
+def _update(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> ToolUpdate | None:
+    output = "" if old is None else old["output"]
+    noted = [] if old is None else old["diagnostics"]
+    anew = not tool["output"].startswith(output)
+    text = tool["output"] if anew else tool["output"][len(output) :]
+    added = tool["diagnostics"][len(noted) :]
+    details = tool["details"]
+    dropped = (tool["dropped_lines"], tool["dropped_bytes"])
+    if old is None:
+        same = details is None and dropped == (0, 0)
+    else:
+        same = details is old["details"] and dropped == (old["dropped_lines"], old["dropped_bytes"])
+    if same and not text and not added and not anew:
+        return None
+    return ToolUpdate(
+        seq=seq,
+        task=task,
+        text=text,
+        anew=anew,
+        dropped_lines=tool["dropped_lines"],
+        dropped_bytes=tool["dropped_bytes"],
+        details=details,
+        diagnostics=tuple(added),
+    )
+
+
+def _compactions(
+    was: _Live, now: _Live, placed: Sequence[EntryRecord], tasks: Sequence[TaskRecord], seq: int
+) -> Iterator[Event]:
+    """Those that ended come first: the next one may begin in the same commit."""
+    entries = {entry.data_as(CompactionData).task: entry for entry in placed}
+    for task, entry in entries.items():
+        reason = entry.data_as(CompactionData).reason
+        if str(task) not in was.compactions:
+            yield CompactionStart(seq=seq, task=task, reason=reason)
+        yield CompactionEnd(seq=seq, task=task, reason=reason, outcome="placed", entry=entry)
+    outcomes = {record.id: record.outcome for record in tasks if not record.live}
+    for key, old in was.compactions.items():
+        task = int(key)
+        if key in now.compactions or task in entries:
+            continue
+        failure = now.failure if now.failure is not None and now.failure["task"] == task else None
+        outcome, code, message = _ended(failure, outcomes.get(task))
+        yield CompactionEnd(
+            seq=seq, task=task, reason=old["reason"], outcome=outcome, entry=None, code=code, message=message
+        )
+    for key, new in now.compactions.items():
+        old = was.compactions.get(key)
+        if old is None:
+            yield CompactionStart(seq=seq, task=int(key), reason=new["reason"])
+        if new is not old and new["until"] is not None and (old is None or old["until"] != new["until"]):
+            yield CompactionRetry(
+                seq=seq,
+                task=int(key),
+                attempt=new["attempt"],
+                until=new["until"],
+                code=new["code"] or "",
+                message=new["message"] or "",
+            )
+
+
+def _ended(
+    failure: CompactionFailure | None, outcome: Outcome | None
+) -> tuple[CompactionOutcome, str | None, str | None]:
+    """How a compaction ended that placed nothing, with code and message of its failure."""
+    if failure is not None:
+        return "failed", failure["code"], failure["message"]
+    match outcome:
+        case Completed():
+            return ("declined" if outcome.result == "declined" else "stale"), None, None
+        case Failed() | Faulted():
+            return "failed", outcome.error.code, outcome.error.message
+        case Aborted():
+            return "aborted", None, outcome.reason
+        case Orphaned():
+            return "aborted", "orphaned", outcome.reason
+        case None:
+            return "stale", None, None
