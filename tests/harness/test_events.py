@@ -476,57 +476,80 @@ async def test_compactions_are_told_whoever_began_them_h150() -> None:
     assert (failed.outcome, failed.code, failed.message) == ("failed", "overloaded", "still")
 
 
+def told(before: ConversationView, after: ConversationView, **records: Any) -> CompactionEnd:
+    (event,) = [
+        event
+        for event in derive(before, after, seq=9, **{"entries": [], "submissions": [], **records})
+        if not isinstance(event, InboxChanged)
+    ]
+    assert isinstance(event, CompactionEnd)
+    return event
+
+
 def test_a_compaction_that_is_placed_ends_with_its_entry_h150() -> None:
-    """Also one that began and ended in one commit."""
-    before, going = living(), living(compactions={"7": compaction("threshold")})
     entry = summary(7, "threshold")
-    for was in (before, going):
-        events = derive(was, before, seq=9, entries=[entry], submissions=[])
-        names = [type(event).__name__ for event in events]
-        assert names == (["CompactionEnd"] if was is going else ["CompactionStart", "CompactionEnd"])
-        end = events[-1]
-        assert isinstance(end, CompactionEnd)
-        assert (end.task, end.reason, end.outcome, end.entry) == (7, "threshold", "placed", entry)
+    end = told(living(compactions={"7": compaction("threshold")}), living(), entries=[entry])
+    assert (end.task, end.reason, end.outcome, end.entry) == (7, "threshold", "placed", entry)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "told"),
-    [
-        (Completed(to_raw("declined")), ("declined", None, None)),
-        (Completed(), ("stale", None, None)),
-        (Aborted("no more"), ("aborted", None, "no more")),
-        (Failed(TaskError("timeout", "late")), ("failed", "timeout", "late")),
-        (Faulted(TaskError("raised", "oh")), ("failed", "raised", "oh")),
-        (Orphaned("missing_task"), ("aborted", "orphaned", "missing_task")),
-    ],
-)
-def test_a_compaction_that_is_not_placed_says_why_h150(outcome: Outcome, told: tuple[str, str | None, str]) -> None:
-    before, after = living(compactions={"7": compaction("manual")}), living()
-    task = TaskRecord(
-        id=7,
-        conversation_id=1,
-        kind="pi.compaction",
-        version=1,
-        created_at=0,
-        state=Terminal(outcome=outcome),
+def waiting_summary(task: int) -> ConversationView:
+    """The task is done; what it made waits for a boundary."""
+    data: Any = msgspec.to_builtins(CompactionData(task=task, reason="manual", tokens_before=9))
+    entry = {"kind": COMPACTION, "messages": [], "data": data, "head": 40, "edits": []}
+    inbox: Any = {"items": [{"id": 60, "mode": "write", "entry": entry}]}
+    return first_view(1, window=10, marker=None, entries=[], documents={**EMPTY, "inbox": inbox})
+
+
+def test_a_summary_that_waits_for_a_boundary_ends_there_h150() -> None:
+    going, waiting, over = living(compactions={"7": compaction("manual")}), waiting_summary(7), living()
+    (event,) = derive(going, waiting, seq=8, entries=[], submissions=[], tasks=[ended(Completed())])
+    assert isinstance(event, InboxChanged), "it has not ended"
+    entry = summary(7, "manual")
+    assert told(waiting, over, entries=[entry]).outcome == "placed"
+    for reason, outcome in (("stale", "stale"), ("aborted", "aborted")):
+        end = told(waiting, over, submissions=[unanswered(60, reason)])
+        assert (end.task, end.reason, end.outcome, end.message) == (7, "manual", outcome, "so it is")
+
+
+def ended(outcome: Outcome) -> TaskRecord:
+    return TaskRecord(
+        id=7, conversation_id=1, kind="pi.compaction", version=1, created_at=0, state=Terminal(outcome=outcome)
     )
-    (end,) = derive(before, after, seq=9, entries=[], submissions=[], tasks=[task])
-    assert isinstance(end, CompactionEnd)
-    assert (end.outcome, end.code, end.message) == told
 
 
-@pytest.mark.parametrize("reason", ["limit", "gate"])
-def test_a_run_that_a_limit_or_a_gate_ends_says_so_h149(reason: str) -> None:
-    before, after = living(run={"task": 7, "inputs": [5], "started_at": 1, "turn": 1}), living()
-    submission = SubmissionRecord(
-        id=5,
+def unanswered(id: int, reason: str) -> SubmissionRecord:
+    return SubmissionRecord(
+        id=id,
         conversation_id=1,
         type="input",
         digest="",
         status="unanswered",
         reason=reason,
-        detail="no more than 3 turns",
+        detail="so it is",
         created_at=0,
     )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Failed(TaskError("declined", "not now")), ("declined", "declined", "not now")),
+        (Failed(TaskError("nothing_to_compact", "short")), ("declined", "nothing_to_compact", "short")),
+        (Failed(TaskError("stale", "behind")), ("stale", "stale", "behind")),
+        (Failed(TaskError("deadline", "late")), ("failed", "deadline", "late")),
+        (Faulted(TaskError("raised", "oh")), ("failed", "raised", "oh")),
+        (Aborted("no more"), ("aborted", None, "no more")),
+        (Orphaned("missing_task"), ("aborted", None, "missing_task")),
+    ],
+)
+def test_a_compaction_that_is_not_placed_says_why_h150(outcome: Outcome, said: tuple[str, str | None, str]) -> None:
+    end = told(living(compactions={"7": compaction("manual")}), living(), tasks=[ended(outcome)])
+    assert (end.outcome, end.code, end.message) == said
+
+
+@pytest.mark.parametrize("reason", ["limit", "gate"])
+def test_a_run_that_a_limit_or_a_gate_ends_says_so_h149(reason: str) -> None:
+    before, after = living(run={"task": 7, "inputs": [5], "started_at": 1, "turn": 1}), living()
+    submission = unanswered(5, reason)
     (end,) = derive(before, after, seq=9, entries=[], submissions=[submission])
-    assert end == RunEnd(seq=9, task=7, inputs=(5,), reason=reason, detail="no more than 3 turns")
+    assert end == RunEnd(seq=9, task=7, inputs=(5,), reason=reason, detail="so it is")

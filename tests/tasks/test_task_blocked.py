@@ -110,7 +110,9 @@ class TestBlocked:
         before = world.storage._contents.tasks[id]
         seen: list[tuple[int, str]] = []
         async with world.open(*([code] if code else []), resume=False) as opened:
-            opened.runtime.on_blocked(lambda record, why: seen.append((record.id, why)))
+            opened.runtime.on_blocked(
+                lambda record: seen.append((record.id, opened.runtime.blocked_tasks[record.id].reason))
+            )
             (live,) = await world.runtime.inspect()
             assert live.blocked == (reason if code is None else None), "nothing was run to find out more"
             assert world.reported("task_blocked") == []

@@ -16,6 +16,7 @@ from perdure.harness.documents import (
     TOOL_RESULT,
     CompactionData,
     CompactionFailure,
+    CompactionReason,
     InboxItem,
     LiveCompaction,
     LiveMessage,
@@ -50,7 +51,6 @@ from perdure.harness.view import ConversationView
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     Aborted,
-    Completed,
     EntryRecord,
     Failed,
     Faulted,
@@ -100,9 +100,8 @@ def derive(
     if was.run is not now.run:
         events += _run(was.run, now.run, submissions, seq)
     events += (EntryAppended(seq=seq, entry=e) for e in entries if e.kind not in _TOLD_OTHERWISE)
-    placed = [entry for entry in entries if entry.kind == COMPACTION]
-    if placed or was.compactions is not now.compactions:
-        events += _compactions(was, now, placed, tasks, seq)
+    if was.compactions is not now.compactions or before.tree["inbox"] is not after.tree["inbox"]:
+        events += _compactions(before, after, was, now, entries, submissions, tasks, seq)
     retry = now.retry
     if retry is not None and retry is not was.retry:
         events.append(Retry(seq=seq, **retry))
@@ -243,25 +242,47 @@ def _update(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> ToolUp
 
 
 def _compactions(
-    was: _Live, now: _Live, placed: Sequence[EntryRecord], tasks: Sequence[TaskRecord], seq: int
+    before: ConversationView,
+    after: ConversationView,
+    was: _Live,
+    now: _Live,
+    entries: Sequence[EntryRecord],
+    submissions: Sequence[SubmissionRecord],
+    tasks: Sequence[TaskRecord],
+    seq: int,
 ) -> Iterator[Event]:
-    """Those that ended come first: the next one may begin in the same commit."""
-    entries = {entry.data_as(CompactionData).task: entry for entry in placed}
-    for task, entry in entries.items():
-        reason = entry.data_as(CompactionData).reason
-        if str(task) not in was.compactions:
-            yield CompactionStart(seq=seq, task=task, reason=reason)
-        yield CompactionEnd(seq=seq, task=task, reason=reason, outcome="placed", entry=entry)
-    outcomes = {record.id: record.outcome for record in tasks if not record.live}
-    for key, old in was.compactions.items():
-        task = int(key)
-        if key in now.compactions or task in entries:
-            continue
-        failure = now.failure if now.failure is not None and now.failure["task"] == task else None
-        outcome, code, message = _ended(failure, outcomes.get(task))
-        yield CompactionEnd(
-            seq=seq, task=task, reason=old["reason"], outcome=outcome, entry=None, code=code, message=message
-        )
+    """A summary that is there may wait in the inbox for a boundary: its compaction has not ended yet.
+
+    Those that ended come first: the next one may begin in the same commit.
+    """
+    begun: dict[int, CompactionReason] = {}
+    if was.compactions is not now.compactions:
+        begun |= {int(key): live["reason"] for key, live in was.compactions.items()}
+    waiting: dict[int, int] = {}
+    if before.tree["inbox"] is not after.tree["inbox"]:
+        waited = {data.task: (data.reason, id) for data, id in _summaries(before)}
+        begun |= {task: reason for task, (reason, _) in waited.items()}
+        waiting = {task: id for task, (_, id) in waited.items()}
+    for entry in entries:
+        if entry.kind == COMPACTION:
+            data = entry.data_as(CompactionData)
+            begun.pop(data.task, None)
+            yield CompactionEnd(seq=seq, task=data.task, reason=data.reason, outcome="placed", entry=entry)
+    if begun:
+        still = {int(key) for key in now.compactions} | {data.task for data, _ in _summaries(after)}
+        outcomes = {record.id: record.outcome for record in tasks if not record.live}
+        settled = {record.id: record for record in submissions}
+        for task in begun.keys() - still:
+            withdrawn = settled.get(waiting.get(task, 0))
+            if withdrawn is not None:
+                outcome, code, message = ("stale" if withdrawn.reason == "stale" else "aborted"), None, withdrawn.detail
+            else:
+                outcome, code, message = _ended(task, now.failure, outcomes.get(task))
+            yield CompactionEnd(
+                seq=seq, task=task, reason=begun[task], outcome=outcome, entry=None, code=code, message=message
+            )
+    if was.compactions is now.compactions:
+        return
     for key, new in now.compactions.items():
         old = was.compactions.get(key)
         if old is None:
@@ -277,20 +298,33 @@ def _compactions(
             )
 
 
+def _summaries(view: ConversationView) -> Iterator[tuple[CompactionData, int]]:
+    """Those in the inbox, with their submissions."""
+    inbox = cast("dict[str, list[InboxItem]]", view.tree["inbox"])
+    for item in inbox.get("items", []):
+        if item["entry"]["kind"] == COMPACTION:
+            yield msgspec.convert(item["entry"]["data"], CompactionData), item["id"]
+
+
+_MILD: Mapping[str, CompactionOutcome] = {
+    "stale": "stale",
+    "declined": "declined",
+    "nothing_to_compact": "declined",
+    "aborted": "aborted",
+}
+"""Codes of ends that are no faults."""
+
+
 def _ended(
-    failure: CompactionFailure | None, outcome: Outcome | None
+    task: int, failure: CompactionFailure | None, outcome: Outcome | None
 ) -> tuple[CompactionOutcome, str | None, str | None]:
     """How a compaction ended that placed nothing, with code and message of its failure."""
-    if failure is not None:
-        return "failed", failure["code"], failure["message"]
-    match outcome:
-        case Completed():
-            return ("declined" if outcome.result == "declined" else "stale"), None, None
-        case Failed() | Faulted():
-            return "failed", outcome.error.code, outcome.error.message
-        case Aborted():
-            return "aborted", None, outcome.reason
-        case Orphaned():
-            return "aborted", "orphaned", outcome.reason
-        case None:
-            return "stale", None, None
+    if failure is not None and failure["task"] == task:
+        code, message = failure["code"], failure["message"]
+    elif isinstance(outcome, Failed | Faulted):
+        code, message = outcome.error.code, outcome.error.message
+    elif isinstance(outcome, Aborted | Orphaned):
+        return "aborted", None, outcome.reason
+    else:
+        return "stale", None, None
+    return _MILD.get(code, "failed"), code, message
