@@ -100,7 +100,8 @@ def derive(
     if was.run is not now.run:
         events += _run(was.run, now.run, submissions, seq)
     events += (EntryAppended(seq=seq, entry=e) for e in entries if e.kind not in _TOLD_OTHERWISE)
-    if was.compactions is not now.compactions or before.tree["inbox"] is not after.tree["inbox"]:
+    changed = was.compactions is not now.compactions or before.tree["inbox"] is not after.tree["inbox"]
+    if changed or any(entry.kind == COMPACTION for entry in entries):
         events += _compactions(before, after, was, now, entries, submissions, tasks, seq)
     retry = now.retry
     if retry is not None and retry is not was.retry:
@@ -257,11 +258,11 @@ def _compactions(
     """
     begun: dict[int, CompactionReason] = {}
     if was.compactions is not now.compactions:
-        begun |= {int(key): live["reason"] for key, live in was.compactions.items()}
+        begun.update((int(key), live["reason"]) for key, live in was.compactions.items())
     waiting: dict[int, int] = {}
     if before.tree["inbox"] is not after.tree["inbox"]:
         waited = {data.task: (data.reason, id) for data, id in _summaries(before)}
-        begun |= {task: reason for task, (reason, _) in waited.items()}
+        begun.update((task, reason) for task, (reason, _) in waited.items())
         waiting = {task: id for task, (_, id) in waited.items()}
     for entry in entries:
         if entry.kind == COMPACTION:
