@@ -261,9 +261,8 @@ def _compactions(
         begun.update((int(key), live["reason"]) for key, live in was.compactions.items())
     waiting: dict[int, int] = {}
     if before.tree["inbox"] is not after.tree["inbox"]:
-        waited = {data.task: (data.reason, id) for data, id in _summaries(before)}
-        begun.update((task, reason) for task, (reason, _) in waited.items())
-        waiting = {task: id for task, (_, id) in waited.items()}
+        for data, submission in _summaries(before):
+            begun[data.task], waiting[data.task] = data.reason, submission
     for entry in entries:
         if entry.kind == COMPACTION:
             data = entry.data_as(CompactionData)
