@@ -72,11 +72,16 @@ async def ask(
         return error
     if message is None:
         return ModelError("other", "the stream ended without a message")
+    return unusable(message) or message
+
+
+def unusable(message: AssistantMessage) -> ModelError | None:
+    """Why a whole message is a failure of its request all the same."""
     if message.stop_reason in ("error", "aborted"):
         return ModelError("other", message.error or f"the model ended {message.stop_reason}", usage=message.usage)
     if len(message.tool_calls) > MOST_CALLS:
         return ModelError("other", f"an answer with more than {MOST_CALLS} calls", usage=message.usage)
-    return message
+    return None
 
 
 async def _close(stream: AsyncIterator[ModelEvent] | None, raised: Raised) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -35,7 +35,7 @@ from perdure.harness.hooks import AfterTool, BeforeTool, HookCall, Installed
 from perdure.harness.output import DEFAULT_LIMITS, Bounded
 from perdure.harness.patience import TimedOut, within
 from perdure.harness.progress import ProgressWriter
-from perdure.harness.registry import Registry, Wrapper
+from perdure.harness.registry import Registry
 from perdure.harness.results import (
     ABORTED,
     INTERRUPTED,
@@ -63,6 +63,7 @@ from perdure.harness.scopes import (
 from perdure.harness.telemetry import CallRecovery
 from perdure.harness.tool import AnyTool, ToolError, ToolResult
 from perdure.harness.tracing import Tracing
+from perdure.harness.wrappers import Wrapper, wrapped
 from perdure.kernel.errors import PerdureError, StaleEpochError
 from perdure.kernel.records import NULL, Orphaned, TaskRecord, from_raw, to_raw
 from perdure.kernel.reports import Report
@@ -322,9 +323,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         stream.touch = progress.touch
         if opened.rerun:
             progress.touch()
-        call: Callable[[], Awaitable[object]] = partial(tool.run, opened.values, handle, opened.environment)
-        for wrapper in reversed(opened.wrappers):
-            call = partial(wrapper, handle, call)
+        call = wrapped(opened.wrappers, handle, partial(tool.run, opened.values, handle, opened.environment))
         if self._tracing is not None:
             call = partial(self._tracing.execute, run.record, tool.name, call)
         try:

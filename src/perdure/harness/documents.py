@@ -81,6 +81,8 @@ class LiveRun(TypedDict):
     """Model responses so far."""
     compacted: NotRequired[bool]
     """It has waited for a compaction."""
+    continued: NotRequired[int]
+    """How often hooks have continued it after an answer; absent: never."""
 
 
 class LivePart(TypedDict):

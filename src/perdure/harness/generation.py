@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from perdure.harness.asking import ask, storable
 from perdure.harness.calls import ToolTask
+from perdure.harness.continuing import continue_run, next_words
 from perdure.harness.cost import Costs
 from perdure.harness.documents import (
     ASSISTANT,
@@ -29,8 +30,9 @@ from perdure.harness.documents import (
     UsageTotals,
 )
 from perdure.harness.foreign import storable_text
+from perdure.harness.hooks import AfterTools, HookRequest, HookResponse, Stop
 from perdure.harness.host import Host
-from perdure.harness.inbox import Placed, awaits_reset, place
+from perdure.harness.inbox import Content, Placed, awaits_reset, place
 from perdure.harness.limits import LimitReached
 from perdure.harness.messages import (
     AssistantMessage,
@@ -43,7 +45,17 @@ from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare, prepare_along
 from perdure.harness.results import live_tool
-from perdure.harness.runs import GENERATION, GENERATION_VERSION, Answered, NoAnswer, clear_run, end_run, reset_run
+from perdure.harness.rounds import ended_round
+from perdure.harness.runs import (
+    GENERATION,
+    GENERATION_VERSION,
+    Answered,
+    NoAnswer,
+    clear_run,
+    end_placed,
+    end_run,
+    reset_run,
+)
 from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.records import (
     Completed,
@@ -149,10 +161,17 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if request is None:
             async with run.commit() as tx:
                 return tx.go(self.start, Preparing(turn=pinned.turn, attempt=pinned.attempt))
+        asked = HookRequest(id=run.id, conversation_id=run.conversation_id, turn=pinned.turn, request=request)
+        request = await self._host.hooks.before_request(asked)
+        if isinstance(request, Stop):
+            return await self._stopped(run, request)
         outcome = await self._send(run, request)
         usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
         sent = self._sent[run.id] = replace(self._sent[run.id], usage=usage)
         self._sent[run.id] = await self._costs.priced(sent)
+        words: Content | None = None
+        if isinstance(outcome, AssistantMessage):
+            outcome, words = await self._after_response(run, pinned, outcome)
         try:
             async with run.commit() as tx:
                 totals = await tx.draft(UsageTotals)
@@ -160,7 +179,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 if isinstance(outcome, AssistantMessage):
                     totals.turns += 1
                 (await tx.draft(Live)).message = None
-                return await self._classify(run, tx, pinned, outcome)
+                return await self._classify(run, tx, pinned, outcome, words)
         finally:
             if run.moved:  # or what ends the run counts it
                 self._sent.pop(run.id, None)
@@ -171,14 +190,47 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         tx: RunTransaction[None],
         pinned: Pinned,
         outcome: AssistantMessage | _Failure,
+        words: Content | None,
     ) -> Next[None]:
         if isinstance(outcome, _Failure):
             return await self._failed(run, tx, pinned, outcome)
         if outcome.tool_calls:
             return await self._round(run, tx, pinned, outcome)
-        entry = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
-        await end_run(self._host, tx, run.conversation_id, Answered(entry.id))
+        answer = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
+        if words is not None:
+            return await self._continue(run, tx, pinned, Answered(answer.id), words)
+        await end_run(self._host, tx, run.conversation_id, Answered(answer.id))
         return tx.complete(None)
+
+    async def _stopped(self, run: Run[None, None, Pinned], stop: Stop) -> Next[None]:
+        """A gate ends the run before anything is sent (rule H130)."""
+        reason = stop.reason[:MOST_WORDS]
+        async with run.commit() as tx:
+            await end_run(self._host, tx, run.conversation_id, NoAnswer("gate", reason))
+            return tx.fail("gate", reason)
+
+    async def _after_response(
+        self, run: Run[None, None, Pinned], pinned: Pinned, message: AssistantMessage
+    ) -> tuple[AssistantMessage, Content | None]:
+        """What hooks make of a message, and what they want said after it if it is final."""
+        id, conversation_id, turn = run.id, run.conversation_id, pinned.turn
+        asked = HookResponse(id=id, conversation_id=conversation_id, turn=turn, message=message)
+        message = await self._host.hooks.after_response(asked)
+        if message.tool_calls:
+            return message, None
+        return message, await next_words(self._host, conversation_id, task=id, turn=turn, message=message)
+
+    async def _continue(
+        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, answer: Answered, words: Content
+    ) -> Next[None]:
+        """The run goes on after an answer, unless the boundary there ends it (rule H131)."""
+        host, conversation_id, turn = self._host, run.conversation_id, pinned.turn + 1
+        placed = await continue_run(host, tx, conversation_id, turn=turn, words=words)
+        if placed is not None:
+            await end_placed(host, tx, conversation_id, answer, placed)
+            return tx.complete(None)
+        next = await prepare_along(host, tx, conversation_id, task=run.id, turn=turn, attempt=1)
+        return tx.go(self.start, Preparing(turn=turn)) if next is None else tx.go(self.request, next)
 
     async def _keep_partial(self, run: Run[None, None, Pinned]) -> None:
         """What an earlier run of this request had shown becomes an aborted answer; the request is sent again (H69).
@@ -297,6 +349,11 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
     async def tools(self, run: Run[None, None, Round]) -> Next[None]:
         """The boundary after a round, and the next request pinned in the same commit."""
+        hooks = await self._host.hooks.applying(AfterTools, run.conversation_id)
+        if hooks:
+            turn, calls = run.checkpoint.turn, run.results
+            ended = await ended_round(run.session, run.conversation_id, task=run.id, turn=turn, calls=calls)
+            await self._host.hooks.after_tools(hooks, ended)
         for _ in range(MOST_PREPARES):
             await self._host.contexts.load(run.conversation_id)
             await self._host.limits.load()
@@ -317,6 +374,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if isinstance(await choose_model(host, tx, conversation_id), NoModel):
             return
         if await awaits_reset(tx, conversation_id):
+            return
+        if await host.hooks.applying(AfterTools, conversation_id, tx=tx):  # they are told before the boundary
             return
         await self._join_inputs(tx, conversation_id, await place(tx, conversation_id, "after_tools", host.settings))
         turn = msgspec.json.decode(state.raw_checkpoint, type=Round).turn

@@ -1,4 +1,4 @@
-"""Hooks: code of a host or an extension that is asked while a task does its work (rules H124 to H132, H220, H221).
+"""Hooks: code of a host or an extension that is asked while a task does its work (rules H124 to H132, H220 to H227).
 
 What each kind is told and may answer, where it applies, and the decorators that make them. Every hook runs inside a
 phase of the task it is about: it has no deadline of its own, an abort of the task ends it, and after a crash it may

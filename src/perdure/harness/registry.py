@@ -12,9 +12,9 @@ from typing import TypeAlias, cast
 import msgspec
 
 from perdure.harness.documents import Agent
-from perdure.harness.handle import ToolCall
 from perdure.harness.hooks import H, Hook, Installed, check_hook
 from perdure.harness.tool import AnyTool, ToolDefinition
+from perdure.harness.wrappers import Wrapper
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.records import ConversationRecord
 from perdure.kernel.transaction import Transaction
@@ -25,9 +25,6 @@ MAX_SELECTIONS = 1000
 
 Setup: TypeAlias = Callable[[Transaction, ConversationRecord], Awaitable[None]]
 """Stages what a new conversation shall have from the start, in the commit that creates it."""
-
-Wrapper: TypeAlias = Callable[[ToolCall, Callable[[], Awaitable[object]]], Awaitable[object]]
-"""Runs around a tool: ``async def around(call, run): ... return await run()``. What it returns is the tool's value."""
 
 
 class ExtensionConflict(PerdureError, ValueError):

@@ -70,7 +70,14 @@ async def end_run(host: Host, tx: Transaction, conversation_id: int, ending: Ans
 
 async def reset_run(host: Host, tx: Transaction, conversation_id: int, placed: Placed) -> None:
     """A reset came at the boundary after tools: that one was the final one (rule H29)."""
-    await clear_run(tx, conversation_id, NoAnswer("reset", "a reset was placed before the answer"))
+    await end_placed(host, tx, conversation_id, NoAnswer("reset", "a reset was placed before the answer"), placed)
+
+
+async def end_placed(
+    host: Host, tx: Transaction, conversation_id: int, ending: Answered | NoAnswer, placed: Placed
+) -> None:
+    """End a run whose final boundary was placed before."""
+    await clear_run(tx, conversation_id, ending)
     if placed.inputs:
         await start_run(host, tx, conversation_id, placed.inputs)
 
