@@ -33,6 +33,7 @@ from perdure import (
     SqliteStorage,
     StorageError,
     Task,
+    ToolCall,
     coding_tools,
     field,
     tool,
@@ -508,8 +509,28 @@ async def coder(folder: Path, *, commands: list[str], request_id: str) -> None:
         tell(answer=answer.text, transcript=await transcript(root))
 
 
+async def charger(folder: Path, *, points: tuple[str, ...] = ()) -> None:
+    """An agent whose safe tool charges a card at a provider that takes idempotency keys."""
+
+    @tool(name="charge", replay="safe")
+    async def charge(cents: int, call: ToolCall) -> str:
+        """Charge a card."""
+        note(folder / "asked", call.idempotency_key)
+        if call.idempotency_key not in [line.split()[0] for line in lines(folder / "charges")]:
+            note(folder / "charges", f"{call.idempotency_key} {cents}")
+        if "charged" in points:
+            stand("charged")
+        return f"charged {cents}"
+
+    script = {"pay twice": [call("charge", cents=700), call("charge", cents=700), say("paid")]}
+    async with opened(folder / STORE, ScriptedModel(script), tools=(charge,)) as harness:
+        submission = await (await harness.root()).submit("pay twice", request_id="pay")
+        tell(answer=(await submission.answer()).text)
+
+
 PROGRAMS = {
-    program.__name__: program for program in (agent, increments, holder, locker, reader, shipper, aborter, coder)
+    program.__name__: program
+    for program in (agent, increments, holder, locker, reader, shipper, aborter, coder, charger)
 }
 
 
