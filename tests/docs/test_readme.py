@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -46,17 +47,23 @@ def test_the_readme_tells_the_whole_story() -> None:
 
 
 def test_programs_on_pages_are_typed_and_formatted(tmp_path: Path) -> None:
-    programs = [
-        step for page in STORIES for step in read(page.read_text(encoding="utf-8")) if isinstance(step, Program)
-    ]
-    for number, program in enumerate(programs):
-        (tmp_path / f"page{number}_{program.name}").write_text(program.text)
+    folders = [tmp_path / f"page{number}" for number in range(len(STORIES))]
+    for page, folder in zip(STORIES, folders, strict=True):  # a folder each: programs of one page import one another
+        folder.mkdir()
+        for step in read(page.read_text(encoding="utf-8")):
+            if isinstance(step, Program):
+                assert not (folder / step.name).exists(), f"{named(page)} shows two programs {step.name}"
+                (folder / step.name).write_text(step.text)
     tools = Path(sys.executable).parent
     config = ROOT / "pyproject.toml"
+    roots = [{"root": folder.name, "extraPaths": [str(ROOT / "src")]} for folder in folders]
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"extends": str(config), "include": ["."], "executionEnvironments": roots})
+    )
     for command in (
         [tools / "ruff", "check", "--quiet", "--config", config, "--ignore", "ASYNC240,S607", tmp_path],
         [tools / "ruff", "format", "--check", "--config", config, tmp_path],
-        [tools / "basedpyright", "--project", config, *sorted(tmp_path.glob("*.py"))],
+        [tools / "basedpyright", "--project", tmp_path / "pyrightconfig.json"],
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
