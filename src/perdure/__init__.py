@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from perdure.harness.output import OutputLimits as OutputLimits
     from perdure.harness.registry import Extension as Extension
     from perdure.harness.registry import PromptSection as PromptSection
+    from perdure.harness.retention import Retention as Retention
+    from perdure.harness.retention import RetentionReport as RetentionReport
     from perdure.harness.settings import RetryPolicy as RetryPolicy
     from perdure.harness.submission import Answer as Answer
     from perdure.harness.submission import Submission as Submission
@@ -155,6 +157,10 @@ _HOME = {
     "perdure.harness.registry": (
         "Extension",
         "PromptSection",
+    ),
+    "perdure.harness.retention": (
+        "Retention",
+        "RetentionReport",
     ),
     "perdure.harness.settings": ("RetryPolicy",),
     "perdure.harness.submission": (

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from perdure import Harness, SqliteStorage
 from perdure.cli.app import app
+from perdure.kernel.clock import SystemClock
 from perdure.testing.model import ScriptedModel, say
 
 
@@ -105,3 +106,73 @@ async def test_no_store_is_said_k187(tmp_path: Path) -> None:
         done = await perdure(command, tmp_path / "nothing" / "agent.db")
         assert done.exit_code == 1
         assert "nothing" in done.output
+
+
+# --- prune -------------------------------------------------------------------------------------------------------
+
+DAY = 86_400_000
+
+
+class Past(SystemClock):
+    """Forty days ago."""
+
+    def wall(self) -> int:
+        return super().wall() - 40 * DAY
+
+
+@pytest.fixture
+async def aged(tmp_path: Path) -> Path:
+    """Conversations of forty days ago: a root, two plain ones, one with a label, one with a name; and one of today."""
+    path = tmp_path / "agent.db"
+    async with Harness.open(SqliteStorage(path), clock=Past()) as harness:
+        await harness.root()
+        for more in ({}, {}, {"labels": {"kind": "test"}}, {"name": "mine"}):
+            await harness.create_conversation(**more)
+    async with host(path) as harness:
+        await harness.create_conversation()
+    return path
+
+
+async def conversations(path: Path) -> int:
+    return json.loads((await perdure("size", path, "--json")).output)["size"]["rows"]["conversations"]
+
+
+async def test_what_is_old_is_pruned_k225_k228(aged: Path) -> None:
+    assert (await perdure("prune", aged, "--older-than", "50d")).output == "deleted 0 of 5 conversations\n"
+    before = content(aged)
+    would = await perdure("prune", aged, "--older-than", "30d", "--dry-run")
+    assert would.output.startswith("would delete 3 of 5 conversations\n")
+    assert content(aged) == before
+    labelled = json.loads(
+        (await perdure("prune", aged, "--older-than", "30d", "--label", "kind=test", "--json")).output
+    )
+    assert (labelled["matched"], len(labelled["ids"]), labelled["dry_run"]) == (1, 1, False)
+    done = await perdure("prune", aged, "--older-than", "960h")
+    assert done.output.startswith("deleted 2 of 4 conversations\n")
+    assert "perdure vacuum" in done.output
+    assert await conversations(aged) == 3
+    named = await perdure("prune", aged, "--older-than", "30d", "--named")
+    assert named.output.startswith("deleted 1 of 2 conversations\n")
+
+
+async def test_a_store_in_use_is_only_looked_at_by_a_dry_run_k228(aged: Path) -> None:
+    async with host(aged):
+        refused = await perdure("prune", aged, "--older-than", "30d")
+        assert refused.exit_code == 1
+        assert f"held by process {os.getpid()} on host" in refused.output
+        would = await perdure("prune", aged, "--older-than", "30d", "--dry-run")
+        assert would.output.startswith("would delete 3 of 5")
+
+
+@pytest.mark.parametrize("wrong", ["30", "d", "0d", "-3d", "1.5d", "30 d", "30w", "9999999999d"])
+async def test_an_age_that_is_none_is_refused(wrong: str, tmp_path: Path) -> None:
+    done = await perdure("prune", tmp_path / "agent.db", f"--older-than={wrong}")
+    assert done.exit_code == 2
+    assert "30d" in done.output
+
+
+@pytest.mark.parametrize("wrong", [["x"], ["=x"], ["a=1", "a=2"]])
+async def test_a_label_that_is_none_is_refused(wrong: list[str], tmp_path: Path) -> None:
+    labels = [word for label in wrong for word in ("--label", label)]
+    done = await perdure("prune", tmp_path / "agent.db", "--older-than", "1d", *labels)
+    assert done.exit_code == 2

@@ -246,6 +246,29 @@ def rm(
 
 
 @app.command()
+def prune(
+    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage that no process has open.")],
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="How long nobody said anything in them: 30d, 12h, 90m or 60s.")
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only those that have it; may be repeated.")
+    ] = None,
+    named: Annotated[bool, typer.Option("--named", help="Also those that have a name.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which, and delete none; the store may be in use then.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Delete for ever the conversations that nobody touched for long, but for the root and what is under way."""
+    from perdure.cli.prune import policy_of, render
+    from perdure.cli.prune import prune as run_prune
+
+    policy = policy_of(older_than, label or [], named=named)
+    render(_run("prune", run_prune(file, policy, dry_run=dry_run)), as_json=as_json)
+
+
+@app.command()
 def backup(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A store made by SqliteStorage; it may be in use.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Where nothing is yet.")],

@@ -30,6 +30,7 @@ from perdure.harness.model import Models, installed_models
 from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Extension, Registry, Setup
+from perdure.harness.retention import Retention, RetentionReport, apply_retention
 from perdure.harness.runlog import RunLog
 from perdure.harness.runs import final_boundary, start_run
 from perdure.harness.scopes import EnvironmentFor
@@ -428,6 +429,16 @@ class Harness:
         """
         self.session.check_open()
         return await bounded(self.session.storage.vacuum(within_ms=within_ms), context)
+
+    async def apply_retention(
+        self, policy: Retention, *, dry_run: bool = False, context: Context | None = None
+    ) -> RetentionReport:
+        """Delete the conversations that a policy names, with all that they own, in batches (rules K225 to K229).
+
+        Each batch is a commit, so that a kill in between leaves the rest for the next call. What is live, queued or
+        touched meanwhile is spared. ``dry_run`` only counts. ``vacuum()`` gives the disk back afterwards.
+        """
+        return await apply_retention(self.session, policy, dry_run=dry_run, context=context)
 
     # --- usage -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""What deleting promises: all of it or nothing, and forks that go on (rules K192 to K197, H181, H184)."""
+"""What deleting promises: all of it or nothing, and forks that go on (rules K192 to K197, K225 to
+K227, H181, H184)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from typing import cast
 
 from msgspec import structs
 
-from perdure.harness.documents import USER, DeletedUsage
+from perdure.harness.deletion import count_deleted
+from perdure.harness.documents import USER, DeletedUsage, Meta
+from perdure.harness.retention import BATCH, Retention, apply_retention
 from perdure.kernel.document import Document
 from perdure.kernel.errors import NotFound
 from perdure.kernel.records import NULL, ROOT_CONVERSATION, Completed, Terminal
@@ -147,7 +150,32 @@ async def delete_busy(host: Host) -> None:
         assert [info.id for info in await harness.conversations()] == [root.id, fork.id]
 
 
+async def retain(host: Host) -> None:
+    """More conversations than one commit of retention takes: a kill leaves the rest for the next life (rule K227)."""
+    async with open_session(host) as session:
+        session.derive(count_deleted)
+        async with session.commit(conversation_id=ROOT_CONVERSATION) as tx:
+            if await once(tx, "make"):
+                for number in range(BATCH + 4):
+                    made = tx.create_conversation(owner=None)
+                    tx.append(Step(number=number), conversation=made.id)
+        async with session.commit(conversation_id=ROOT_CONVERSATION) as tx:
+            if await once(tx, "fork"):
+                last = (await tx.conversations())[-1].id
+                fork = await tx.fork(last, (await tx.entries(last))[0].id)
+                (await tx.draft(Meta, conversation=fork.id)).name = "kept"
+        await host.clock.sleep(60)
+        await apply_retention(session, Retention(older_than_ms=60_000))
+        root, kept = await session.conversations()
+        assert root.id == ROOT_CONVERSATION
+        assert [Step.read(entry).number for entry in await session.entries(kept.id)] == [BATCH + 3], (
+            "a fork shows it still"
+        )
+        assert (await session.storage.size()).rows.entries == 1, "and nothing else is left"
+
+
 DELETION = (
     Scenario(name="delete", program=delete, deletes=True, always=all_or_nothing, rules=Rules()),
     scenario(delete_busy, deletes=True, steady=False),
+    Scenario(name="retain", program=retain, deletes=True),
 )
