@@ -126,8 +126,8 @@ async def aged(tmp_path: Path) -> Path:
     path = tmp_path / "agent.db"
     async with Harness.open(SqliteStorage(path), clock=Past()) as harness:
         await harness.root()
-        for more in ({}, {}, {"labels": {"kind": "test"}}, {"name": "mine"}):
-            await harness.create_conversation(**more)
+        for name, labels in ((None, None), (None, None), (None, {"kind": "test"}), ("mine", None)):
+            await harness.create_conversation(name=name, labels=labels)
     async with host(path) as harness:
         await harness.create_conversation()
     return path
