@@ -16,6 +16,23 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
+EFFORTS = {
+    "gpt-5.4": ("none", "low", "medium", "high", "xhigh"),
+    "gpt-5.1": ("none", "low", "medium", "high"),
+    "gpt-5-pro": ("high",),
+    "gpt-5": ("minimal", "low", "medium", "high"),
+    "o3": ("low", "medium", "high"),
+    "gpt-4.1": (),
+}
+"""What models take as an effort, the longest beginning of a name first; of others it is not known."""
+
+
+def bad_effort(model: str, effort: object) -> Iterator[str]:
+    known = next((efforts for name, efforts in EFFORTS.items() if model.startswith(name)), None)
+    if effort is not None and known is not None and effort not in known:
+        yield f"Unsupported value: {effort!r} is not supported with the {model!r} model"
+
+
 class Rules(ABC):
     def __init__(self) -> None:
         self.issued: set[str] = set()
@@ -79,6 +96,7 @@ class ChatRules(Rules):
         )
         if body.get("stream") is not True or body.get("stream_options") != {"include_usage": True}:
             yield "not a stream with usage"
+        yield from bad_effort(body["model"], body.get("reasoning_effort"))
         names = [tool["function"]["name"] for tool in body.get("tools", [])]
         if len(names) != len(set(names)) or not all(map(NAME.fullmatch, names)):
             yield f"names of tools: {names}"
@@ -302,6 +320,7 @@ class ResponsesRules(Rules):
         )
         if body.get("stream") is not True or body.get("store") is not False:
             yield "not a stream that is not stored"
+        yield from bad_effort(body["model"], (body.get("reasoning") or {}).get("effort"))
         names = [tool["name"] for tool in body.get("tools", [])]
         if len(names) != len(set(names)) or not all(map(NAME.fullmatch, names)):
             yield f"names of tools: {names}"

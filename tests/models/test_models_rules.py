@@ -142,6 +142,8 @@ BREACHES: list[tuple[str, str, Change]] = [
     ("chat", "empty", set_at("messages", 3, "content", to="")),
     ("chat", "image", set_at("messages", 1, "content", to=[{"type": "image_url", "image_url": {"url": "x"}}])),
     ("chat", "usage", drop("stream_options")),
+    ("chat", "not supported", lambda body: body.update(model="gpt-5.1", reasoning_effort="minimal")),
+    ("responses", "not supported", lambda body: body.update(model="gpt-5.4", reasoning={"effort": "minimal"})),
     ("responses", "not stored", drop("store")),
     ("responses", "following item", drop("input", 2)),
     ("responses", "required reasoning item", drop("input", 1)),

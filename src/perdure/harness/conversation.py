@@ -198,7 +198,14 @@ class Conversation:
         cwd: str | Unset | None = UNSET,
         context: Context | None = None,
     ) -> None:
-        """Change the settings that are given; they count from the next request on."""
+        """Change the settings that are given; they count from the next request on.
+
+        ``thinking`` is how long the model may think, as far as it can (rules H249, H250). Raises ValueError for a level
+        that is none, NotJson.
+        """
+        if not isinstance(thinking, Unset) and thinking not in get_args(ThinkingLevel):
+            levels = ", ".join(map(repr, get_args(ThinkingLevel)))
+            raise ValueError(f"thinking is one of {levels}, not {thinking!r}")
         async with self.commit(context=context) as tx:
             await tx.conversation(self.id)
             agent = await tx.draft(Agent)

@@ -37,6 +37,7 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ThinkingLevel: TypeAlias = Literal["off", "minimal", "low", "medium", "high"]
+"""How long a model may think before it answers, in its own measure; ``off``: as little as it can."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):

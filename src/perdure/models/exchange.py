@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 from pydantic_ai import messages as library
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.profiles.anthropic import ANTHROPIC_THINKING_BUDGET_MAP as BUDGETS
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
@@ -21,6 +22,7 @@ from perdure.harness.model import (
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ThinkingLevel,
     ToolCallDelta,
     ToolSpec,
 )
@@ -91,7 +93,7 @@ class Exchange:
         if request.max_output is not None:
             settings["max_tokens"] = request.max_output
         if request.thinking != "off":
-            settings["thinking"] = request.thinking
+            settings["thinking"] = _level(request, endpoint, model)
         elif endpoint.name in OWN or endpoint.protocol == "anthropic":
             settings["thinking"] = False  # servers of other people may not know how it is switched off
         if endpoint.protocol == "anthropic":
@@ -115,6 +117,21 @@ def _inline(endpoint: Endpoint, model: Model) -> bool:
         return endpoint.system_messages == "inline"
     own = endpoint.name in OWN and endpoint.address is None
     return own and model.profile.get("supports_inline_system_prompts", False)
+
+
+def _level(request: ModelRequest, endpoint: Endpoint, model: Model) -> ThinkingLevel | Literal[False]:
+    """The level to be asked for; the library finds the nearest that a model has, where it knows them (rule H250)."""
+    level = request.thinking
+    if endpoint.protocol != "anthropic":
+        # OpenAI's models since gpt-5.1, whose levels it does not know, all refuse this one.
+        known = model.profile.get("openai_reasoning_efforts", ())
+        return "low" if level == "minimal" and level not in known else level
+    if request.max_output is None or model.profile.get("anthropic_supports_adaptive_thinking", False):
+        return level
+    # A budget is a part of what may be answered: at most half of it, so that there is an answer.
+    levels = get_args(ThinkingLevel)
+    fitting = [each for each in levels[1 : levels.index(level) + 1] if BUDGETS[each] <= request.max_output // 2]
+    return fitting[-1] if fitting else False
 
 
 def _cannot_think_yet(model: Model, sent: Sequence[library.ModelMessage]) -> bool:

@@ -47,6 +47,9 @@ class ProviderModels:
         signs of life. Then the request failed with ``connection``.
     deadline_ms: how long a request may take in all.
 
+    A thinking level that a model has not becomes the nearest that it has. A model that is not known to think, such as
+    one behind a server of one's own, is asked without: there ``settings`` say what its server wants.
+
     Each request has a connection of its own, which closing its stream closes; there is nothing to close here.
 
     Raises MissingExtra, and ValueError for a default that no endpoint serves.
