@@ -26,6 +26,7 @@ from perdure.harness.tool import (
     ToolResult,
     tool,
 )
+from perdure.harness.wrappers import RunTwice
 from perdure.kernel.json import JsonValue
 from perdure.tasks import NotStopped
 
@@ -393,6 +394,55 @@ async def test_wrappers_run_around_a_tool(world: ToolWorld) -> None:
     await world.open(add, extensions=(Extension("w", wrappers=[wrapper("outer"), wrapper("inner")]),))
     assert (await world.run("add", {"a": 1, "b": 2})).text == "3"
     assert order == ["outer before add", "inner before add", "inner after", "outer after"]
+
+
+async def test_a_wrapper_runs_the_tool_once_and_before_it_returns_h228(world: ToolWorld) -> None:
+    ran: list[int] = []
+    late: list[Callable[[], Awaitable[object]]] = []
+
+    @tool(replay="safe")
+    async def act(n: int) -> str:
+        """Act."""
+        ran.append(n)
+        return "acted"
+
+    async def insist(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        late.append(run)
+        return [await run(), await run()] if call.name == "act" and not ran else await run()
+
+    await world.open(act, extensions=(Extension("w", wrappers=[insist]),))
+    result = await world.run("act", {"n": 1})
+    assert (result.code, result.text) == ("tool_error", "a wrapper runs act once, before it returns")
+    assert (await world.run("act", {"n": 2})).text == "acted"
+    with pytest.raises(RunTwice):
+        await late[1]()
+    assert ran == [1, 2]
+
+
+async def test_a_wrapper_may_keep_the_tool_from_running_and_what_it_raises_is_the_tools_h228(world: ToolWorld) -> None:
+    @after_tool
+    async def seen(call: HookCall, result: ToolResult) -> None:
+        results.append(result.text)
+
+    async def around(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        if call.name == "fails":
+            try:
+                return await run()
+            except ValueError:
+                return "caught"
+        raise OSError("no room")
+
+    @tool
+    async def fails() -> str:
+        """Fail."""
+        raise ValueError
+
+    results: list[str] = []
+    await world.open(add, fails, extensions=(Extension("w", wrappers=[around], hooks=[seen]),))
+    refused = await world.run("add", {"a": 1, "b": 2})
+    assert (refused.code, refused.text) == ("tool_error", "OSError: no room")
+    assert (await world.run("fails")).text == "caught"
+    assert results == ["OSError: no room", "caught"]
 
 
 async def test_a_conversation_calls_only_what_it_selects(world: ToolWorld) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from perdure.testing.scenarios.chance import CHANCE
 from perdure.testing.scenarios.deletion import DELETION
 from perdure.testing.scenarios.forks import FORKS
+from perdure.testing.scenarios.hooks import HOOKS
 from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.limits import LIMITS
 from perdure.testing.scenarios.runs import RUNS
@@ -14,7 +15,7 @@ from perdure.testing.scenarios.tasks import TASKS
 from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
 
-ALL = (*KERNEL, *DELETION, *FORKS, *TASKS, *RUNS, *LIMITS, *TOOLS, *CHANCE)
+ALL = (*KERNEL, *DELETION, *FORKS, *TASKS, *RUNS, *LIMITS, *TOOLS, *HOOKS, *CHANCE)
 
 SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in ALL}
 """By name."""
