@@ -1,4 +1,4 @@
-"""``perdure size`` and ``vacuum`` (rules K220 to K224), ``prune`` and the paging of ``show``."""
+"""``perdure size`` and ``vacuum`` (rules K220 to K224), ``prune`` (K225 to K228) and the paging of ``show`` (K230)."""
 
 from __future__ import annotations
 
@@ -176,3 +176,39 @@ async def test_a_label_that_is_none_is_refused(wrong: list[str], tmp_path: Path)
     labels = [word for label in wrong for word in ("--label", label)]
     done = await perdure("prune", tmp_path / "agent.db", "--older-than", "1d", *labels)
     assert done.exit_code == 2
+
+
+# --- pages of show -----------------------------------------------------------------------------------------------
+
+
+async def test_show_pages_through_all_there_is_k230(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    async with host(path) as harness:
+        root = await harness.root()
+        for number in range(6):
+            await (await root.submit(f"say {number}")).wait()
+            if number == 3:
+                await root.reset("begin anew")
+        ids = [entry.id for entry in await root.entries(limit=1000)]
+    found: list[int] = []
+    words = ["show", path, "--limit", "4"]
+    while True:
+        page = (await perdure(*words, "--json")).output.splitlines()
+        if not page:
+            break
+        found = [json.loads(each)["id"] for each in page] + found
+        words = ["show", path, "--limit", "4", "--before", str(found[0])]
+    assert found == ids, "backwards, past the reset"
+    found, after = [], 0
+    while page := (await perdure("show", path, "--after", str(after), "--limit", "5", "--json")).output.splitlines():
+        assert len(page) <= 5
+        found += [json.loads(each)["id"] for each in page]
+        after = found[-1]
+    assert found == ids, "and forwards"
+    middle = (await perdure("show", path, "--before", str(ids[8]), "--limit", "3")).output
+    assert f"earlier entries: --before {ids[5]}" in middle
+    assert f"later entries: --after {ids[7]}" in middle
+    assert "begin anew" in (await perdure("show", path, "--after", "0", "--limit", "100")).output
+    assert "no entries there" in (await perdure("show", path, "--before", "1")).output
+    for wrong in (["--before", "5", "--after", "3"], ["--all", "--limit", "3"], ["--limit", "1001"]):
+        assert (await perdure("show", path, *wrong)).exit_code == 2

@@ -164,12 +164,23 @@ def show(
     everything: Annotated[
         bool, typer.Option("--all", help="Every entry, also those before the model's context begins.")
     ] = False,
+    before: Annotated[int | None, typer.Option(min=1, help="A page of all entries: those before this one.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="A page of all entries: those after this one.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="How many a page has; alone, the newest. Otherwise 40.")
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="No colours.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON object a line: the entries as they are stored.")
     ] = False,
 ) -> None:
     """Show what was said in a conversation."""
+    paged = (before, after, limit) != (None, None, None)
+    if before is not None and after is not None:
+        raise typer.BadParameter("--before and --after each say where a page is; give one of them")
+    if paged and everything:
+        raise typer.BadParameter("--all shows all entries at once; leave out --before, --after and --limit")
+    from perdure.cli.show import Page
     from perdure.cli.show import show as run_show
     from perdure.cli.stores import store_or_own
     from perdure.cli.style import colours_of
@@ -181,6 +192,7 @@ def show(
             conversation=conversation,
             window=window,
             everything=everything,
+            page=Page(before=before, after=after, limit=limit or 40) if paged else None,
             colours=colours_of(plain=plain, terminal=sys.stdout.isatty()),
             as_json=as_json,
         ),

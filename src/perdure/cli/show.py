@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,33 @@ from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.session import Session
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page of all entries there are, whatever the model's context is (rule K230)."""
+
+    before: int | None
+    """The newest ones before this entry; the newest of all, if ``after`` is not given either."""
+    after: int | None
+    """The oldest ones after this entry."""
+    limit: int
+
+
 async def show(
-    path: Path, *, conversation: str | None, window: int, everything: bool, colours: Colours, as_json: bool
+    path: Path,
+    *,
+    conversation: str | None,
+    window: int,
+    everything: bool,
+    page: Page | None = None,
+    colours: Colours,
+    as_json: bool,
 ) -> None:
-    """Print the newest ``window`` entries of the active transcript, or all entries there ever were."""
+    """Print the newest ``window`` entries of the active transcript, all entries there ever were, or a page of them."""
     async with looking(path) as session:
         record = await chosen(session, conversation)
+        if page is not None:
+            await _show_page(session, record.id, page, colours=colours, as_json=as_json)
+            return
         first, left_out = (0, False) if everything else await _start(session, record.id, window)
         if not as_json:
             name = await name_of(session, record.id)
@@ -44,6 +66,31 @@ async def show(
         live = None if as_json else await _live(session, record.id)
         if live is not None and live.run is not None:
             _echo([line("— a run is under way", "warning"), *_under_way(live, calls)], colours)
+
+
+async def _show_page(session: Session, conversation: int, page: Page, *, colours: Colours, as_json: bool) -> None:
+    """Print a page, oldest first, and by which cursors one goes on from it."""
+    if page.after is not None:
+        found = await session.entries(conversation, first=page.after + 1, limit=page.limit)
+    else:
+        last = None if page.before is None else page.before - 1
+        found = (await session.entries(conversation, last=last, order="descending", limit=page.limit))[::-1]
+    if as_json:
+        for entry in found:
+            typer.echo(msgspec.json.encode(entry).decode())
+        return
+    if not found:
+        _echo([line("no entries there", "dim")], colours)
+        return
+    first, last = found[0].id, found[-1].id
+    if await session.entries(conversation, last=first - 1, order="descending", limit=1):
+        _echo([line(f"  ┆ earlier entries: --before {first}", "dim")], colours)
+    calls: dict[int, Call] = {}
+    for entry in found:
+        calls.update(calls_of(entry))
+        _echo(entry_lines(entry, calls), colours)
+    if await session.entries(conversation, first=last + 1, limit=1):
+        _echo([line(f"  ┆ later entries: --after {last}", "dim")], colours)
 
 
 async def _start(session: Session, conversation: int, window: int) -> tuple[int, bool]:
