@@ -459,9 +459,8 @@ class SpaceScope:
 
     def _tell_preserved(self, done: Restored) -> None:
         kept = f"{done.preserved} files that the log did not have were moved to {done.recovery}"
-        lost = done.not_preserved_count
-        if lost:
-            kept += f"; {lost} did not fit and are gone, as {done.not_preserved[0]!r}"
+        if done.not_preserved_count:
+            kept += f"; {done.not_preserved_count} did not fit and are gone"
         self._bound().report(Report(type="space_recovery", message=f"Space {self._name}: {kept}"))
 
     # --- the log -----------------------------------------------------------------------------------------------
