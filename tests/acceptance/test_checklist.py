@@ -1,39 +1,30 @@
-"""What a host does before it relies on an agent: keys at providers, backups, modes of files, closing, contexts, logs.
+"""What a host tries before it relies on an agent: keys at providers, backups, modes of files, closing, contexts.
 
 The rest of what is to be tried before is in the other files here; docs/coverage.md has the whole list.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance_kit import LONG, SCRIPT, STORE, Audit, Child, Hold, Job, lines, opened, records, run
+from acceptance_kit import LONG, SCRIPT, STORE, Child, Hold, lines, opened, records, run
 
 from perdure import (
     Conversation,
     Harness,
     LocalEnvironment,
-    Report,
-    RetryPolicy,
     SqliteStorage,
     Submission,
-    ToolError,
-    Unanswered,
     coding_tools,
-    tool,
 )
 from perdure.cli.backup import backup
-from perdure.harness.model import ModelEvent, ModelRequest
 from perdure.kernel.session import CloseReport
-from perdure.testing.model import ScriptedModel, call, calls, fail, say
+from perdure.testing.model import ScriptedModel, call, say
 
 
 @pytest.fixture
@@ -129,66 +120,3 @@ def test_every_call_that_may_wait_takes_a_context_k89(face: type[Any]) -> None:
     assert len(waiting) > 5
     # What is part of a transaction waits within its block.
     assert [name for name, face in waiting if not {"context", "tx"} & face.parameters.keys()] == []
-
-
-SECRET = "hunter2-swordfish"
-QUICK = RetryPolicy(first_ms=1)
-
-
-async def test_logs_and_reports_of_a_whole_life_hold_no_contents_k136(
-    store: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Prompts, answers, arguments, output, errors, names, documents: of runs that end well, fail, and are aborted."""
-
-    @tool(name="work")
-    async def work(word: str) -> str:
-        """Work."""
-        if word.endswith("!"):
-            raise ToolError(f"no {word}")
-        if word.endswith("?"):
-            raise RuntimeError(word)
-        return f"{word} {SECRET}"
-
-    words = [call("work", word=f"{SECRET}{mark}") for mark in ("", "!", "?")]
-    script = {
-        f"{SECRET} works": [calls(*words, call("gone", word=SECRET)), say(SECRET)],
-        f"{SECRET} fails": fail("malformed", f"no {SECRET}"),
-        f"{SECRET} passes": fail("connection", SECRET, times=1, then=say(SECRET), retry_after_ms=1),
-        f"{SECRET} breaks": say(SECRET),
-    }
-
-    class Breaking(ScriptedModel):
-        async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-            async for event in super().stream(request):
-                yield event
-                if "breaks" in str(request.messages[-1]):
-                    raise RuntimeError(SECRET)
-
-    reports: list[Report] = []
-    hold = Hold(1)
-    with caplog.at_level(logging.DEBUG):
-        async with opened(
-            store, Breaking(script), tools=(work,), reports=reports, instructions=SECRET, retry=QUICK
-        ) as harness:
-            root = await harness.root()
-            await root.set_name(SECRET)
-            for text in script:
-                with contextlib.suppress(Unanswered):
-                    await (await root.submit(text, request_id=text)).answer()
-            await root.write(Audit(words=SECRET))
-            async with root.commit() as tx:
-                (await tx.draft(Job)).notes.append(SECRET)
-            with pytest.raises(Exception, match="other content"):
-                await root.submit("other", request_id=f"{SECRET} works")
-        slow = ScriptedModel({f"{SECRET} last": say(SECRET, chunk=2)}, pace=hold)
-        async with opened(store, slow, reports=reports) as harness:
-            root = await harness.root()
-            await root.submit(f"{SECRET} last")
-            await hold.reached.wait()
-            await root.abort()
-            await harness.idle()
-    assert {"tool_raised", "model_adapter_failed"} == {report.type for report in reports}
-    assert len(caplog.records) >= 2, "something was logged"
-    assert [record.getMessage() for record in caplog.records if SECRET in record.getMessage()] == []
-    assert [report.message for report in reports if SECRET in report.message] == []
-    assert not [record for record in caplog.records if record.exc_info], "a traceback has the words of its error"
