@@ -9,9 +9,9 @@ and decoded where somebody first looks at them.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias, overload
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, overload
 
 import msgspec
 from typing_extensions import override
@@ -32,13 +32,13 @@ from perdure.harness.messages import (
     ToolResultMessage,
     decode_messages,
 )
+from perdure.harness.tokens import LEFT_OUT, Count, tokens_of
 from perdure.kernel.records import NULL, EntryRecord
-
-LEFT_OUT = frozenset({"error", "aborted"})
-"""Stop reasons of answers that the model never sees again (rule H60)."""
 
 OVERHEAD = 250
 """Bytes that an entry takes in memory beside its messages as JSON once somebody looked at them, roughly."""
+MOST_OPEN = 65_535
+"""Open calls that are counted at a place; nothing is cut where there are so many."""
 NO_RESULT = "No result of this call was recorded; whether it had an effect is unknown."
 
 
@@ -110,6 +110,16 @@ class _Item(msgspec.Struct, frozen=True):
 _NOTHING = _Item(False, b"[]")
 
 
+class _Kept(NamedTuple):
+    """One entry, to be added again."""
+
+    id: int
+    item: _Item | _Piece
+    weighs: int
+    tokens: int
+    """As estimated."""
+
+
 class _Call(msgspec.Struct):
     """A call whose result has not come."""
 
@@ -118,6 +128,17 @@ class _Call(msgspec.Struct):
     task: int | None
     answer: int
     """Where the message that makes the call stands."""
+
+
+class Replaceable(msgspec.Struct, frozen=True):
+    """What stands before an entry of a context."""
+
+    marker: Messages
+    """What the newest head begins with, as an earlier summary."""
+    messages: Messages
+    """The rest."""
+    tokens: int
+    """Of both together, as estimated."""
 
 
 class ModelContext:
@@ -136,10 +157,13 @@ class ModelContext:
         "_list",
         "_odd",
         "_open",
+        "_opened",
         "_places",
         "_shared",
+        "_sums",
         "_weights",
         "bytes",
+        "count",
         "invalid",
         "marker",
         "start",
@@ -156,8 +180,8 @@ class ModelContext:
         self.invalid: list[int] = []
         """Entries whose messages no model could read; they are left out."""
         self._edits: dict[int, list[Message]] = {}
-        self._before: list[tuple[int, _Item | _Piece, int]] = []
-        """What was fed before the newest head and is kept by it, until that comes: id, item and weight of each."""
+        self._before: list[_Kept] = []
+        """What was fed before the newest head and is kept by it, until that comes."""
         self._reset()
 
     def _reset(self) -> None:
@@ -166,8 +190,14 @@ class ModelContext:
         # Of each entry, in id order, but for a marker that points back: that one is first.
         self._ids = array("q")
         self._places = array("q")
-        """Twice where it begins in the list, and one more if no call before it waits for a result there."""
+        """Where it begins in the list."""
+        self._opened = array("H")
+        """How many calls before it wait for a result there."""
         self._weights = array("q")
+        self._sums = array("q")
+        """Estimated tokens through it."""
+        self.count = Count()
+        """The tokens of all of it."""
         self._odd: dict[int, _Item] = {}
         """By entry. An entry that is not here stands for the one message in its place."""
         # The first place is the leading system message's; before there is one, handed-out messages begin behind it.
@@ -197,14 +227,14 @@ class ModelContext:
             # Before the newest head: what it keeps. A system entry is replaced by the baseline that follows the head,
             # and an older marker that points back told of what the newest one tells of.
             if entry.kind != SYSTEM and entry.head in (None, id):
-                self._before.append((id, self._read(entry), weight(entry)))
+                self._before.append(_Kept(id, self._read(entry), weight(entry), Count().feed(entry)))
                 self.bytes += weight(entry)
             return True
         if entry.head is not None:
             return self._begin(entry, entry.head)
         if entry.edits:
             self._edit([edit.entry for edit in entry.edits])
-        self._add(id, self._read(entry), weight(entry))
+        self._add(id, self._read(entry), weight(entry), self.count.feed(entry))
         return True
 
     def _begin(self, marker: EntryRecord, head: int) -> bool:
@@ -212,15 +242,16 @@ class ModelContext:
         if head < self.start:
             return False
         pointed_back = self.marker if self.start != self.marker else None
-        kept = [item for item in (*self._before, *self._items(0)) if item[0] >= head and item[0] != pointed_back]
+        kept = [item for item in (*self._before, *self._items(0)) if item.id >= head and item.id != pointed_back]
         self._edits = {id: edit for id, edit in self._edits.items() if id >= head}
         self.marker, self.start = marker.id, head
         self._before = []
         self._reset()
-        self._add(marker.id, self._read(marker), weight(marker))
-        for id, item, weighs in kept:
+        self._add(marker.id, self._read(marker), weight(marker), Count().feed(marker))
+        for id, item, weighs, tokens in kept:
             if not (isinstance(item, _Item) and item.system):
-                self._add(id, item, weighs)
+                self._add(id, item, weighs, tokens)
+        self.count = Count(since=self._sums[-1])
         return True
 
     def _read(self, entry: EntryRecord) -> _Item | bytes:
@@ -253,19 +284,19 @@ class ModelContext:
         if not places:
             return
         at = min(places)
-        while not self._places[at] & 1:
+        while self._opened[at]:
             at -= 1
         again = list(self._items(at))
-        if self._baseline is not None and any(id == self._baseline for id, _, _ in again):
+        if self._baseline is not None and any(kept.id == self._baseline for kept in again):
             self._baseline = None
             self._leading = False
-        self._list = self._list[: self._places[at] >> 1]
+        self._list = self._list[: self._places[at]]
         self._shared = 0
         self.bytes -= sum(self._weights[at:])
-        del self._ids[at:], self._places[at:], self._weights[at:]
+        del self._ids[at:], self._places[at:], self._opened[at:], self._weights[at:], self._sums[at:]
         self._open.clear()
-        for id, item, weighs in again:
-            self._add(id, item, weighs)
+        for id, item, weighs, tokens in again:
+            self._add(id, item, weighs, tokens)
 
     def _place(self, entry: int) -> int | None:
         """Where an entry stands among the others."""
@@ -277,22 +308,29 @@ class ModelContext:
         at = bisect_left(ids, entry, lo=1)
         return at if at < len(ids) and ids[at] == entry else None
 
-    def _items(self, at: int) -> Iterator[tuple[int, _Item | _Piece, int]]:
-        """The entries from that place on: id, item and weight of each."""
+    def _items(self, at: int) -> Iterator[_Kept]:
+        """The entries from that place on."""
         for place in range(at, len(self._ids)):
             id = self._ids[place]
             item = self._odd.get(id)
             if item is None:
                 # Of one that was edited nothing of its own is needed any more.
-                item = _NOTHING if id in self._edits else self._list[self._places[place] >> 1]
-            yield id, item, self._weights[place]
+                item = _NOTHING if id in self._edits else self._list[self._places[place]]
+            yield _Kept(id, item, self._weights[place], self._tokens(place))
 
-    def _add(self, id: int, item: _Item | _Piece, weighs: int) -> None:
-        self._ids.append(id)
-        self._places.append(2 * len(self._list) + (not self._open))
-        self._weights.append(weighs)
-        self.bytes += weighs
+    def _tokens(self, place: int) -> int:
+        return self._sums[place] - (self._sums[place - 1] if place else 0)
+
+    def _add(self, id: int, item: _Item | _Piece, weighs: int, tokens: int) -> None:
         edit = self._edits.get(id)
+        self._ids.append(id)
+        self._places.append(len(self._list))
+        self._opened.append(min(len(self._open), MOST_OPEN))
+        self._weights.append(weighs)
+        if edit is not None:
+            tokens = tokens_of(edit) if edit else 0
+        self._sums.append(tokens + (self._sums[-1] if self._sums else 0))
+        self.bytes += weighs
         if not isinstance(item, _Item):
             if edit is None:
                 self._list.append(item)
@@ -360,6 +398,45 @@ class ModelContext:
         """The context as it is now. What is fed later does not show in it."""
         self._shared = len(self._list)
         return Messages(self._list, 0 if self._leading else 1, len(self._list))
+
+    # --- where it may be cut ----------------------------------------------------------------------------------
+
+    def cut(self, keep: int, *, least: int, alive: Callable[[int], bool]) -> int | None:
+        """The first entry that stays if the newest ``keep`` tokens do and what is before becomes a summary.
+
+        Never where a call and its result would be separated (rule H138); of a call whose task is not ``alive`` none
+        comes any more. None: what is before, and no earlier summary, is less than ``least`` tokens. The newest entry
+        always stays.
+        """
+        sums, first = self._sums, self._first
+        if not sums:
+            return None
+        # The newest place behind which enough is kept.
+        at = min(bisect_right(sums, sums[-1] - keep), len(sums) - 1)
+        over = [call.slot for call in self._open if call.task is None or not alive(call.task)]
+        before = sums[0] if first else 0
+        while at > first and sums[at - 1] - before >= max(least, 1):
+            if self._opened[at] == bisect_left(over, self._places[at]):
+                return self._ids[at]
+            at -= 1
+        return None
+
+    def before(self, entry: int) -> Replaceable | None:
+        """What stands before an entry, the leading system message left out; None if that is nothing, or the context
+        has no such entry."""
+        at, first = self._place(entry), self._first
+        if at is None or at <= first:
+            return None
+        self._shared = len(self._list)
+        rest = self._places[first]
+        return Replaceable(
+            Messages(self._list, 1, rest), Messages(self._list, rest, self._places[at]), self._sums[at - 1]
+        )
+
+    @property
+    def _first(self) -> int:
+        """1 if the newest head's own entry comes first, else 0."""
+        return int(bool(self._ids) and self._ids[0] == self.marker)
 
 
 def _plain(message: Message) -> bool:

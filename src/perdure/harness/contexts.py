@@ -12,9 +12,10 @@ from collections import OrderedDict, deque
 import msgspec
 from msgspec import structs
 
-from perdure.harness.context import Messages, ModelContext, weight
+from perdure.harness.context import Messages, ModelContext, Replaceable, weight
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT
 from perdure.harness.prompt import Shown, matters
+from perdure.harness.tokens import Count
 from perdure.kernel.records import NULL, EntryRecord
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Settled
@@ -126,6 +127,62 @@ class Contexts:
                             shown, own = shown.copy(), True
                         shown.feed(entry)
         return shown, newest
+
+    def count(self, tx: Transaction, conversation_id: int) -> Count | None:
+        """The tokens of the context as a transaction sees it; None: not known here, ``load`` and ask in a later one.
+
+        Costs what is new since it was last asked.
+        """
+        found = self._fed(conversation_id)
+        if found is None:
+            return None
+        count = found.count
+        own = False
+        for entries in (self._session.staged.entries.values(), tx.new_entries):
+            for entry in entries:
+                if entry.conversation_id == conversation_id and entry.id > found.through:
+                    if entry.head is not None and entry.head != entry.id:
+                        return None  # what it keeps is known once it is settled and fed
+                    if entry.head is not None or not own:
+                        count, own = Count() if entry.head is not None else count.copy(), True
+                    count.feed(entry)
+        return count
+
+    def cut(self, conversation_id: int, keep: int, *, least: int) -> int | None:
+        """The first entry to keep if the newest settled ``keep`` tokens are (see ModelContext.cut); None also if the
+        history is not in memory."""
+        found = self._fed(conversation_id)
+        live = self._session.live.staged
+
+        def alive(task: int) -> bool:
+            record = live.get(task)
+            return record is not None and record.conversation_id == conversation_id
+
+        return None if found is None else found.cut(keep, least=least, alive=alive)
+
+    def settled(self, conversation_id: int) -> ModelContext | None:
+        """The context through the newest settled entry; None: ``load`` first. Only to be read, and at once."""
+        return self._fed(conversation_id)
+
+    def _fed(self, conversation_id: int) -> ModelContext | None:
+        """The context, fed with all that has settled. No request that was pinned earlier is still to be built when
+        this is asked: a conversation has one run, and that one asks."""
+        held = self._held.get(conversation_id)
+        if held is None or held.loading:
+            return None
+        if not held.feed(held.newest):
+            self._drop(conversation_id)
+            return None
+        self._report_invalid(conversation_id, held)
+        self._touch(conversation_id, held)
+        return held.context
+
+    async def replaceable(self, conversation_id: int, cut: int, through: int) -> Replaceable | None:
+        """What stands before ``cut`` in the context through that entry; None: nothing. Not inside a transaction."""
+        held = await self._ready(conversation_id, through)
+        if held.context.through != through:
+            held = await self._read(conversation_id, _Held(ModelContext()), through)
+        return held.context.before(cut)
 
     async def load(self, conversation_id: int) -> None:
         """Read the conversation's history as far as a model sees it. Not inside a transaction."""
