@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from perdure.harness.compaction_policy import Compaction as Compaction
     from perdure.harness.conversation import Conversation as Conversation
     from perdure.harness.documents import Agent as Agent
     from perdure.harness.environment import ExecutionEnvironment as ExecutionEnvironment
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
 
 _HOME = {
+    "perdure.harness.compaction_policy": ("Compaction",),
     "perdure.harness.conversation": ("Conversation",),
     "perdure.harness.documents": ("Agent",),
     "perdure.harness.environment": ("ExecutionEnvironment",),

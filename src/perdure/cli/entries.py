@@ -13,11 +13,13 @@ from perdure.cli.style import Line, Style, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.harness.documents import (
     ASSISTANT,
+    COMPACTION,
     RESET,
     SYSTEM,
     TOOL_RESULT,
     USER,
     AssistantData,
+    CompactionData,
     LiveTool,
     ToolResultData,
 )
@@ -114,9 +116,21 @@ def entry_lines(entry: EntryRecord, calls: Mapping[int, Call]) -> list[Line]:
         return [heading(calls.get(data.task, Call(data.name))), *result_lines(entry, data)]
     if entry.kind == RESET:
         return [(), line("— the model's context begins anew —", "dim"), *user_lines(entry)]
+    if entry.kind == COMPACTION:
+        return [(), line(_compaction(entry), "dim")]
     if entry.kind == SYSTEM:
         return []
     return [line(f"· {one_line(entry.kind)}", "dim"), *_said(_texts(messages_of(entry)), "plain")]
+
+
+def _compaction(entry: EntryRecord) -> str:
+    """That the context was compacted. The summary is the model's, and long."""
+    try:
+        data = entry.data_as(CompactionData)
+    except msgspec.ValidationError:
+        return "— the model's context was compacted —"
+    by = "a hook" if data.model is None else one_line(data.model)
+    return f"— the model's context, about {data.tokens_before:,} tokens, was compacted by {by} ({data.reason}) —"
 
 
 def user_lines(entry: EntryRecord, mark: str = ">") -> list[Line]:

@@ -404,9 +404,9 @@ class ModelContext:
     def cut(self, keep: int, *, least: int, alive: Callable[[int], bool]) -> int | None:
         """The first entry that stays if the newest ``keep`` tokens do and what is before becomes a summary.
 
-        Never where a call and its result would be separated (rule H138); of a call whose task is not ``alive`` none
-        comes any more. None: what is before, and no earlier summary, is less than ``least`` tokens. The newest entry
-        always stays.
+        Never where a call and its result would be separated (rules H138, H202); of a call whose task is not ``alive``
+        none comes any more. None: what is before, and no earlier summary, is less than ``least`` tokens. The newest
+        entry always stays.
         """
         sums, first = self._sums, self._first
         if not sums:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from perdure.harness.compaction import begin
+from perdure.harness.compaction_policy import check_enabled, check_size
 from perdure.harness.documents import Agent, Live, Meta, UsageTotals
 from perdure.harness.events import Events
 from perdure.harness.export import ExportFormat, exported
@@ -32,6 +34,7 @@ from perdure.harness.views import View
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound
+from perdure.kernel.json import check_json
 from perdure.kernel.records import ConversationRecord, Edit, EntryRecord
 from perdure.kernel.storage import Order
 from perdure.kernel.transaction import UNSET, Transaction, Unset
@@ -221,6 +224,56 @@ class Conversation:
                 agent.instructions = instructions
             if not isinstance(cwd, Unset):
                 agent.cwd = cwd
+
+    async def set_compaction(
+        self,
+        *,
+        enabled: bool | Unset | None = UNSET,
+        reserve_tokens: int | Unset | None = UNSET,
+        keep_recent_tokens: int | Unset | None = UNSET,
+        background_tokens: int | Unset | None = UNSET,
+        context: Context | None = None,
+    ) -> None:
+        """Change what this conversation says of its own compaction, field by field; None: as the host says (H134).
+
+        It counts from the next request on. See Compaction. Raises ValueError.
+        """
+        if enabled is not None and not isinstance(enabled, Unset):
+            check_enabled(enabled)
+        sizes = (
+            ("reserve_tokens", reserve_tokens),
+            ("keep_recent_tokens", keep_recent_tokens),
+            ("background_tokens", background_tokens),
+        )
+        for name, value in sizes:
+            if not isinstance(value, Unset):
+                check_size(name, value)
+        async with self.commit(context=context) as tx:
+            await tx.conversation(self.id)
+            own = (await tx.draft(Agent)).compaction
+            if enabled is None:
+                own.pop("enabled", None)
+            elif not isinstance(enabled, Unset):
+                own["enabled"] = enabled
+            for name, value in sizes:
+                if value is None:
+                    own.pop(name, None)
+                elif not isinstance(value, Unset):
+                    own[name] = value
+
+    async def compact(self, instructions: str = "", *, context: Context | None = None) -> int:
+        """Summarise the older part of the context, whatever the policy says; the id of the task that does (H142).
+
+        Returns once that is durably begun; it runs beside the conversation. The summary is placed at once where no run
+        is, else at the next boundary. ``await harness.wait_task(id)`` tells how it ended: it fails
+        ``nothing_to_compact`` where little more is there than what stays as it is. ``instructions``: what is wanted of
+        the summary. Raises NotFound, NotJson.
+        """
+        check_json(instructions, at="instructions")
+        self._harness.resume()
+        async with self.commit(context=context) as tx:
+            await tx.conversation(self.id)
+            return await begin(tx, self.id, "manual", instructions=instructions)
 
     async def set_limits(
         self,

@@ -150,7 +150,8 @@ class CompactionFailure(TypedDict):
     code: str
     message: str
     run: int | None
-    """The generation task of the run it failed in: in that run none is begun by itself again."""
+    """The generation task of the run it failed in: in that run none of its kind (one that is waited for, or a
+    background one) is begun by itself again."""
 
 
 class Live(Document, kind="pi.live", version=1, scope="conversation", fork="initial", builtin=True):

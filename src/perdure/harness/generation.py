@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 from typing_extensions import override
 
-from perdure.harness.asking import ask, storable
+from perdure.harness.answers import append_answer, append_broken
+from perdure.harness.asking import ask
 from perdure.harness.calls import ToolTask
+from perdure.harness.compaction import INEFFECTIVE, begin, words_of_end
+from perdure.harness.compaction_need import Need, Waited, needed_after_overflow
 from perdure.harness.continuing import continue_run, next_words
 from perdure.harness.cost import Costs
 from perdure.harness.documents import (
-    ASSISTANT,
     Agent,
     AssistantData,
     Live,
@@ -37,13 +39,10 @@ from perdure.harness.limits import LimitReached
 from perdure.harness.messages import (
     AssistantMessage,
     AssistantPart,
-    StopReason,
-    Usage,
-    encode_messages,
 )
 from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
-from perdure.harness.prepare import NoModel, Pinned, build_request, choose_model, prepare, prepare_along
+from perdure.harness.prepare import NoModel, NotKnown, Pinned, build_request, choose_model, prepare, prepare_along
 from perdure.harness.results import live_tool
 from perdure.harness.rounds import ended_round
 from perdure.harness.runs import (
@@ -59,7 +58,6 @@ from perdure.harness.runs import (
 from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.records import (
     Completed,
-    EntryRecord,
     Failed,
     Faulted,
     Orphaned,
@@ -75,6 +73,8 @@ from perdure.tasks.run import Run
 from perdure.tasks.transaction import RunTransaction
 
 _log = logging.getLogger("perdure.runs")
+
+C = TypeVar("C")
 
 MOST_WORDS = 2_000
 """Characters of what a provider says of a failure: they are kept with the attempt and with every input of the run."""
@@ -93,6 +93,15 @@ class Preparing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     turn: int = 0
     attempt: int = 1
+    waited: Waited = "not"
+
+
+class Compacting(Preparing, frozen=True, kw_only=True, omit_defaults=True):
+    """The checkpoint while a request waits for a compaction; ``waited`` counts this one."""
+
+    task: int
+    overflow: str | None = None
+    """What the provider said of the request, if that was too long."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,33 +132,101 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     async def start(self, run: Run[None, None, Preparing | None]) -> Next[None]:
         """Pin the next request."""
         at = run.checkpoint or Preparing()
+        return await self._in_memory(run, lambda run, tx: self._pin(run, tx, at))
+
+    async def _in_memory(
+        self,
+        run: Run[None, None, C],
+        step: Callable[[Run[None, None, C], RunTransaction[None]], Awaitable[Next[None] | None]],
+    ) -> Next[None]:
+        """A step in a commit of its own, with all in memory that it looks at. It gives None if that was let go of."""
         for _ in range(MOST_PREPARES):
             await self._host.contexts.load(run.conversation_id)
             await self._host.limits.load()
             async with run.commit() as tx:
-                moved = await self._pin(run, tx, turn=at.turn, attempt=at.attempt)
+                moved = await step(run, tx)
             if moved is not None:
                 return moved
         raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
 
     # A phase of any checkpoint may lead to a request.
-    async def _pin(
-        self, run: Run[None, None, Any], tx: RunTransaction[None], *, turn: int, attempt: int
-    ) -> Next[None] | None:
-        """On to the request; or the end, without a model or at a limit. None: what is needed is not in memory, nothing
-        was written."""
+    async def _pin(self, run: Run[None, None, Any], tx: RunTransaction[None], at: Preparing) -> Next[None] | None:
+        """On to the request, or first to the compaction it needs; or the end, without a model or at a limit. None: what
+        is needed is not in memory, nothing was written."""
         conversation_id = run.conversation_id
-        pinned = await prepare(self._host, tx, conversation_id, task=run.id, turn=turn, attempt=attempt)
+        pinned = await self._prepare(run, tx, at, compact=True)
+        if isinstance(pinned, NotKnown):
+            if run.phase != "start":
+                return tx.go(self.start, _preparing(at))
+            pinned = await self._prepare(run, tx, at, compact=False)
+        if isinstance(pinned, Need):
+            if pinned.reason != "background":
+                return await self._wait(tx, conversation_id, pinned, at)
+            await begin(tx, conversation_id, "background", need=pinned)
+            pinned = await self._prepare(run, tx, at, compact=False)
         if pinned is None:
             return None
         if isinstance(pinned, (NoModel, LimitReached)):
             reason = "no_model" if isinstance(pinned, NoModel) else "limit"
             await end_run(self._host, tx, conversation_id, NoAnswer(reason, pinned.detail))
             return tx.fail(reason, pinned.detail)
+        assert isinstance(pinned, Pinned), "nothing else is needed any more"
         live = await tx.read(Live, conversation=conversation_id)
         if live is not None and live.retry is not None:
             (await tx.draft(Live, conversation=conversation_id)).retry = None
         return tx.go(self.request, pinned)
+
+    def _prepare(
+        self, run: Run[None, None, Any], tx: RunTransaction[None], at: Preparing, *, compact: bool
+    ) -> Awaitable[Pinned | Need | NotKnown | NoModel | LimitReached | None]:
+        return prepare(
+            self._host,
+            tx,
+            run.conversation_id,
+            task=run.id,
+            turn=at.turn,
+            attempt=at.attempt,
+            waited=at.waited,
+            compact=compact,
+        )
+
+    # --- compaction --------------------------------------------------------------------------------------------
+
+    async def _wait(
+        self,
+        tx: RunTransaction[None],
+        conversation_id: int,
+        need: Need,
+        at: Preparing | Pinned,
+        overflow: str | None = None,
+    ) -> Next[None]:
+        """Wait for a compaction before the request: for one that is under way, else for one of this run's own."""
+        live = await tx.draft(Live, conversation=conversation_id)
+        assert live.run is not None, "the run lasts until its generation ends"
+        live.run["compacted"] = True
+        task = need.underway
+        waited: Waited = "other"
+        if task is None:
+            task, waited = await begin(tx, conversation_id, need.reason, need=need), "own"
+        checkpoint = Compacting(turn=at.turn, attempt=at.attempt, waited=waited, task=task, overflow=overflow)
+        return tx.wait([task], self.compacted, checkpoint)
+
+    async def compacted(self, run: Run[None, None, Compacting]) -> Next[None]:
+        """The compaction has ended: prepare again, or end the run if that makes no sense (rules H139, H140)."""
+        return await self._in_memory(run, self._after_compaction)
+
+    async def _after_compaction(self, run: Run[None, None, Compacting], tx: RunTransaction[None]) -> Next[None] | None:
+        at = run.checkpoint
+        outcome = run.results.get(at.task)
+        if at.waited == "own" and not isinstance(outcome, Completed):
+            code, message = words_of_end(outcome)
+            words = f"{code}: {message}"
+            if at.overflow is not None and code != INEFFECTIVE:
+                words = f"{at.overflow}; the compaction for it ended {words}"
+            if at.overflow is not None or code == INEFFECTIVE:
+                await end_run(self._host, tx, run.conversation_id, NoAnswer("model_error", words))
+                return tx.fail("overflow" if code != INEFFECTIVE else code, words)
+        return await self._pin(run, tx, at)
 
     # --- request -----------------------------------------------------------------------------------------------
 
@@ -160,7 +237,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         request = await build_request(self._host, run.conversation_id, pinned)
         if request is None:
             async with run.commit() as tx:
-                return tx.go(self.start, Preparing(turn=pinned.turn, attempt=pinned.attempt))
+                return tx.go(self.start, _preparing(pinned))
         asked = HookRequest(id=run.id, conversation_id=run.conversation_id, turn=pinned.turn, request=request)
         request = await self._host.hooks.before_request(asked)
         if isinstance(request, Stop):
@@ -172,6 +249,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         words: Content | None = None
         if isinstance(outcome, AssistantMessage):
             outcome, words = await self._after_response(run, pinned, outcome)
+        if isinstance(outcome, _Failure):
+            await self._host.contexts.load(run.conversation_id)  # where it may be cut, if it was too long
         try:
             async with run.commit() as tx:
                 totals = await tx.draft(UsageTotals)
@@ -196,7 +275,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             return await self._failed(run, tx, pinned, outcome)
         if outcome.tool_calls:
             return await self._round(run, tx, pinned, outcome)
-        answer = _append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
+        answer = append_answer(tx, outcome, AssistantData(attempt=pinned.attempt))
         if words is not None:
             return await self._continue(run, tx, pinned, Answered(answer.id), words)
         await end_run(self._host, tx, run.conversation_id, Answered(answer.id))
@@ -297,10 +376,15 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             )
             if delay is None and error.retry_after_ms:
                 words = f"{words} (it asks to be left alone for {math.ceil(error.retry_after_ms / 1000):,} seconds)"
-        if delay is None or failure.parts:
-            _append_broken(
+        need: Need | None = None
+        if error.code == "overflow":
+            need = await needed_after_overflow(host, tx, run.conversation_id, pinned.model)
+        if (delay is None and need is None) or failure.parts:
+            append_broken(
                 tx, run.conversation_id, pinned.model, pinned.attempt, failure.parts, "error", words, error.usage
             )
+        if need is not None:
+            return await self._wait(tx, run.conversation_id, need, pinned, overflow=words)
         if delay is None:
             await end_run(host, tx, run.conversation_id, NoAnswer("model_error", words))
             return tx.fail(error.code, said)
@@ -311,7 +395,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         attempt = pinned.attempt + 1
         live = await tx.draft(Live)
         live.retry = {"attempt": attempt, "until": until, "code": error.code, "message": said}
-        return tx.sleep(until, self.start, Preparing(turn=pinned.turn, attempt=attempt))
+        return tx.sleep(until, self.start, replace(_preparing(pinned), attempt=attempt))
 
     async def _round(
         self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, message: AssistantMessage
@@ -340,7 +424,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 task = self._calls.begin_foreseen(tx, input, foreseen, owner=run.id)
             live.tools[str(task.id)] = live_tool(input, running=foreseen is not None)
             tasks.append(task.id)
-        _append_answer(tx, message, AssistantData(calls=tuple(tasks), attempt=pinned.attempt))
+        append_answer(tx, message, AssistantData(calls=tuple(tasks), attempt=pinned.attempt))
         assert live.run is not None, "the run lasts until its generation ends"
         live.run["turn"] = pinned.turn + 1
         return tx.wait(tasks, self.tools, Round(turn=pinned.turn + 1))
@@ -354,14 +438,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             turn, calls = run.checkpoint.turn, run.results
             ended = await ended_round(run.session, run.conversation_id, task=run.id, turn=turn, calls=calls)
             await self._host.hooks.after_tools(hooks, ended)
-        for _ in range(MOST_PREPARES):
-            await self._host.contexts.load(run.conversation_id)
-            await self._host.limits.load()
-            async with run.commit() as tx:
-                moved = await self._after_tools(run, tx)
-            if moved is not None:
-                return moved
-        raise RuntimeError("the conversation's context does not stay in memory; there are too many in use at once")
+        return await self._in_memory(run, self._after_tools)
 
     async def _ride(self, tx: Transaction, record: TaskRecord) -> None:
         """The boundary after a round in the commit of the round's last result (rule H186): the task, which resumes in
@@ -401,7 +478,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             await reset_run(self._host, tx, run.conversation_id, placed)
             return tx.complete(None)
         await self._join_inputs(tx, run.conversation_id, placed)
-        return await self._pin(run, tx, turn=run.checkpoint.turn, attempt=1)
+        return await self._pin(run, tx, Preparing(turn=run.checkpoint.turn))
 
     # --- ends that are not its own -----------------------------------------------------------------------------
 
@@ -468,39 +545,11 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if partial is not None and partial["task"] == task:
             attempt = attempt or Attempt(model=partial["model"], at=tx.at)
             parts = shown_parts(partial)
-            _append_broken(tx, conversation_id, attempt.model, partial["attempt"], parts, "aborted", why, attempt.usage)
+            append_broken(tx, conversation_id, attempt.model, partial["attempt"], parts, "aborted", why, attempt.usage)
             live.message = None
         if attempt is not None:
             add_attempt(await tx.draft(UsageTotals, conversation=conversation_id), attempt)
 
 
-# --- answers as they are stored ---------------------------------------------------------------------------------
-
-
-def _append_answer(
-    tx: Transaction, message: AssistantMessage, data: AssistantData, conversation_id: int | None = None
-) -> EntryRecord:
-    return tx.append_record(
-        ASSISTANT,
-        messages=encode_messages([message]),
-        data=msgspec.Raw(msgspec.json.encode(data)),
-        conversation=conversation_id,
-    )
-
-
-def _append_broken(
-    tx: Transaction,
-    conversation_id: int,
-    model: str,
-    attempt: int,
-    parts: tuple[AssistantPart, ...],
-    stop: StopReason,
-    why: str,
-    usage: Usage | None = None,
-) -> None:
-    """An answer that failed or was aborted: kept for people, left out of every context (rule H60)."""
-    provider, _, name = model.partition(":")
-    message = AssistantMessage(
-        content=parts, provider=provider, model=name, stop_reason=stop, usage=usage or Usage(), error=why
-    )
-    _append_answer(tx, storable(message), AssistantData(attempt=attempt), conversation_id)
+def _preparing(at: Preparing | Pinned) -> Preparing:
+    return Preparing(turn=at.turn, attempt=at.attempt, waited=at.waited)

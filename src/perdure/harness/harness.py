@@ -8,13 +8,15 @@ async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[..
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from perdure.harness.calls import ToolTask
+from perdure.harness.compaction import CompactionTask
+from perdure.harness.compaction_policy import Compaction
 from perdure.harness.contexts import Contexts
 from perdure.harness.conversation import Conversation, ConversationInfo
 from perdure.harness.deletion import count_deleted, delete_conversations
@@ -44,7 +46,7 @@ from perdure.kernel.clock import Clock, Entropy
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, SubmissionRecord, SubmissionStatus
+from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, Outcome, SubmissionRecord, SubmissionStatus
 from perdure.kernel.reports import OnReport
 from perdure.kernel.session import CloseReport, Session
 from perdure.kernel.storage import ANY, MAX_SCAN, VACUUM_MS, Anything, SizeReport, Storage, VacuumReport
@@ -106,6 +108,7 @@ class Harness:
             progress=progress,
             limits=LimitCheck(session, of_session=limits, of_conversation=conversation_limits),
             tracing=tracing,
+            is_blocked=lambda id: self.tasks.blocked(id) is not None,
         )
         # Before the runtime: at the end it is told last, when no call runs any more.
         calls = ToolTask(
@@ -126,7 +129,7 @@ class Harness:
         # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
         session.derive(generation.derive)
         session.derive(count_deleted)
-        task_registry.install(generation, calls)
+        task_registry.install(generation, calls, CompactionTask(self._host, drain_ms=drain_ms))
 
     # --- opening and closing -----------------------------------------------------------------------------------
 
@@ -144,6 +147,8 @@ class Harness:
         after_failure: AfterFailure = "keep",
         retry: RetryPolicy | None = None,
         partial_interval_ms: int = 100,
+        compaction: Compaction | None = None,
+        compaction_by_model: Mapping[str, Compaction] | None = None,
         limits: Limits | None = None,
         conversation_limits: Limits | None = None,
         restart_limit: int = 5,
@@ -170,6 +175,8 @@ class Harness:
         setup: staged in the commit that creates a conversation, after those of extensions.
         instructions: what every conversation's model is told first.
         steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
+        compaction: how contexts that grow too long are summarised, for models that ``compaction_by_model`` does not
+            name; by default they are, as ``Compaction()`` says.
         limits: what all conversations together may spend, those that were deleted too; see ``set_limits``.
         conversation_limits: what each may spend, as far as it has no limits of its own.
         restart_limit: how often a task may be cut off by crashes before it is parked.
@@ -188,6 +195,8 @@ class Harness:
             retry=retry or RetryPolicy(),
             partial_interval_ms=partial_interval_ms,
             instructions=instructions,
+            compaction=compaction or Compaction(),
+            compaction_by_model=dict(compaction_by_model or {}),
         )
 
         found = installed_models(models) if isinstance(models, str) else models
@@ -284,6 +293,7 @@ class Harness:
         draft.instructions = wanted.instructions
         draft.cwd = wanted.cwd
         draft.limits = wanted.limits
+        draft.compaction = wanted.compaction
         await give_key(tx, record.id)
         for setup in self.registry.setups(wanted):
             await setup(tx, record)
@@ -393,6 +403,13 @@ class Harness:
     async def idle(self, *, through_blocked: bool = False, context: Context | None = None) -> None:
         """Return when every ownerless conversation is idle (rule T85). Starts the scheduler. Raises WorkBlocked."""
         await self.tasks.idle(through_blocked=through_blocked, context=context)
+
+    async def wait_task(self, id: int, *, through_blocked: bool = False, context: Context | None = None) -> Outcome:
+        """How a task ends, such as that of ``conversation.compact()``, once it has. Starts the scheduler.
+
+        Raises NotFound; WorkBlocked if it cannot go on by itself, unless ``through_blocked`` (rule T47).
+        """
+        return await self.tasks.wait(id, context=context, through_blocked=through_blocked)
 
     async def abort_task(self, id: int, *, reason: str = "aborted", context: Context | None = None) -> None:
         """Abort any one task, and return once it has ended (rule T81). Raises NotFound, NotStopped."""

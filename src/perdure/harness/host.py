@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +32,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     contexts: Contexts
     progress: ProgressWriter
     limits: LimitCheck
+    is_blocked: Callable[[int], bool]
+    """Whether a task cannot run though it is due, so that waiting for it may take for ever."""
     tracing: Tracing | None = None
     """None: without telemetry."""
 

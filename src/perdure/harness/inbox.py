@@ -235,7 +235,7 @@ async def admit(
             return Admission(await create("done", content.append(tx, conversation_id).id))
     if busy or items:
         return Admission(await queue("write"), None if busy else "writes")
-    if await _stale(tx, conversation_id, content):
+    if await is_stale(tx, conversation_id, content.head):
         submission = await create("queued")
         return Admission(await _unanswered(tx, submission, "stale", _STALE))
     return Admission(await create("done", content.append(tx, conversation_id).id))
@@ -261,12 +261,12 @@ async def _check_references(tx: Transaction, conversation_id: int, content: Cont
 _STALE = "its head reaches back before what the context begins with by now"
 
 
-async def _stale(tx: Transaction, conversation_id: int, content: Content) -> bool:
-    """Whether a head write reaches back before the active range (rule H47)."""
-    if not isinstance(content.head, int):
+async def is_stale(tx: Transaction, conversation_id: int, head: int | Literal["self"] | None) -> bool:
+    """Whether a head reaches back before the active range (rule H47)."""
+    if not isinstance(head, int):
         return False
     marker = await tx.head(conversation_id)
-    return marker is not None and marker.head is not None and content.head < marker.head
+    return marker is not None and marker.head is not None and head < marker.head
 
 
 async def _unanswered(tx: Transaction, submission: SubmissionRecord, reason: str, detail: str) -> SubmissionRecord:
@@ -294,7 +294,7 @@ async def place(tx: Transaction, conversation_id: int, boundary: Boundary, setti
     for item in placement.writes:
         submission = await tx.submission(item["id"])
         content = _stored(item["entry"], "write")
-        if await _stale(tx, conversation_id, content):
+        if await is_stale(tx, conversation_id, content.head):
             await _unanswered(tx, submission, "stale", _STALE)
         else:
             entry = content.append(tx, conversation_id)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from perdure.harness.compaction_need import Need, Waited, needed, room_of
 from perdure.harness.documents import SYSTEM, Agent, ProviderKey
 from perdure.harness.host import Host
 from perdure.harness.limits import LimitReached
 from perdure.harness.messages import SystemMessage, encode_messages
-from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
+from perdure.harness.model import ModelInfo, ModelRequest, ThinkingLevel, ToolSpec
 from perdure.harness.prompt import Shown, difference, render
 from perdure.harness.registry import ConversationInfo
+from perdure.harness.tokens import tokens_of_bytes, tokens_of_spec
 from perdure.harness.tool import AnyTool
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import check_json, digest
@@ -38,6 +40,7 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn: int = 0
     """Responses the run had before."""
     attempt: int = 1
+    waited: Waited = "not"
 
     def encode(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(self))
@@ -49,13 +52,34 @@ class NoModel(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Chosen(msgspec.Struct, frozen=True):
+    """Whom a conversation asks."""
+
+    id: str
+    """As the conversation or the host names it."""
+    info: ModelInfo
+
+
+class NotKnown(msgspec.Struct, frozen=True):
+    """How long the context is, is known once a head that is on its way has settled."""
+
+
 async def prepare(
-    host: Host, tx: Transaction, conversation_id: int, *, task: int, turn: int, attempt: int
-) -> Pinned | NoModel | LimitReached | None:
+    host: Host,
+    tx: Transaction,
+    conversation_id: int,
+    *,
+    task: int,
+    turn: int,
+    attempt: int,
+    waited: Waited = "not",
+    compact: bool = True,
+) -> Pinned | Need | NotKnown | NoModel | LimitReached | None:
     """Pin the next request of a generation task in a transaction, after showing what the prompt says now.
 
-    None: the conversation's history is not in memory, or not what limits are held against; ``host.contexts.load`` and
-    ``host.limits.load`` outside of the transaction.
+    With ``compact`` it first says what compaction the request needs, or that it cannot tell. None: the conversation's
+    history is not in memory, or not what limits are held against; ``host.contexts.load`` and ``host.limits.load``
+    outside of the transaction.
     """
     if not host.limits.ready:
         return None
@@ -64,7 +88,7 @@ async def prepare(
         return None
     shown, newest = known
     agent = await tx.read(Agent, conversation=conversation_id) or Agent()
-    model = _model(host, agent, conversation_id)
+    model = find_model(host, agent, conversation_id)
     if isinstance(model, NoModel):
         return model
     limit = await host.limits.reached(tx, conversation_id, agent.limits)
@@ -72,23 +96,36 @@ async def prepare(
         return limit
     tools, offered = _usable(host, agent, conversation_id)
     data = difference(shown, _sections(host, conversation_id, agent, tools, shown))
+    text = "" if data is None else render(data)
+    if compact:
+        count = host.contexts.count(tx, conversation_id)
+        if count is None:
+            return NotKnown()
+        takes = count.tokens + tokens_of_bytes(len(text))
+        if count.exact is None:
+            takes += sum(tokens_of_spec(tool.spec) for tool in tools)
+        room = room_of(host, agent, model.id, model.info)
+        need = await needed(host, tx, conversation_id, room, tokens=takes, waited=waited)
+        if need is not None:
+            return need
     if data is not None:
         entry = tx.append_record(
             SYSTEM,
-            messages=encode_messages([SystemMessage(render(data))]),
+            messages=encode_messages([SystemMessage(text)]),
             data=msgspec.Raw(msgspec.json.encode(data)),
             conversation=conversation_id,
             by_task=task,
         )
         newest = entry.id
     return Pinned(
-        model=model,
+        model=model.id,
         through=newest,
         thinking=agent.thinking,
         tools=offered,
         session_key=await _session_key(tx, conversation_id),
         turn=turn,
         attempt=attempt,
+        waited=waited,
     )
 
 
@@ -106,7 +143,7 @@ async def prepare_along(
 
 async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> ModelRequest | None:
     """The pinned request, whole. None: its model or a tool it offers is not what it was; prepare again."""
-    if not _reaches(host, pinned.model, conversation_id):
+    if _find(host, pinned.model, conversation_id) is None:
         return None
     specs: list[ToolSpec] = []
     if pinned.tools:
@@ -128,10 +165,12 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
 
 async def choose_model(host: Host, tx: Transaction, conversation_id: int) -> str | NoModel:
     """Whom the conversation's next request would ask."""
-    return _model(host, await tx.read(Agent, conversation=conversation_id) or Agent(), conversation_id)
+    found = find_model(host, await tx.read(Agent, conversation=conversation_id) or Agent(), conversation_id)
+    return found if isinstance(found, NoModel) else found.id
 
 
-def _model(host: Host, agent: Agent, conversation_id: int) -> str | NoModel:
+def find_model(host: Host, agent: Agent, conversation_id: int) -> Chosen | NoModel:
+    """The model of a conversation with these settings."""
     if host.models is None:
         return NoModel("the harness was opened without models")
     try:
@@ -141,18 +180,19 @@ def _model(host: Host, agent: Agent, conversation_id: int) -> str | NoModel:
         model = None
     if model is None:
         return NoModel("the conversation's agent names no model, and the harness has no default")
-    if not _reaches(host, model, conversation_id):
+    info = _find(host, model, conversation_id)
+    if info is None:
         return NoModel(f"the model {model!r} is not one that the harness can reach")
-    return model
+    return Chosen(model, info)
 
 
-def _reaches(host: Host, model: str, conversation_id: int) -> bool:
-    """Whether the harness has that model. A catalogue that raises has none."""
+def _find(host: Host, model: str, conversation_id: int) -> ModelInfo | None:
+    """A catalogue that raises has no models."""
     try:
-        return host.models is not None and host.models.find(model) is not None
+        return None if host.models is None else host.models.find(model)
     except Exception as error:  # an adapter's own code
         _report(host, "model_adapter_failed", "the models' catalogue raised", conversation_id, error)
-        return False
+        return None
 
 
 def _usable(host: Host, agent: Agent, conversation_id: int) -> tuple[list[AnyTool], tuple[OfferedTool, ...]]:

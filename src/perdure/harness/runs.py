@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GENERATION_VERSION = 1
+AWAITS_COMPACTION = "compacted"
+"""The phase a generation goes on in once a compaction it waits for has ended: until then no request is on its way."""
 
 
 class Answered(msgspec.Struct, frozen=True):

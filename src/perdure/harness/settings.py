@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
+from perdure.harness.compaction_policy import Compaction
 from perdure.kernel.json import check_json
 
 Take: TypeAlias = Literal["first", "all"]
@@ -71,6 +73,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """At most one commit of streamed text in this time (rule H68)."""
     instructions: str = ""
     """What every conversation's model is told first."""
+    compaction: Compaction = Compaction()
+    compaction_by_model: Mapping[str, Compaction] = msgspec.field(default_factory=dict[str, Compaction])
+    """By ``provider:name``, in place of ``compaction``."""
 
     def __post_init__(self) -> None:
         for name, choices in (("steer", Take), ("follow_up", Take), ("after_failure", AfterFailure)):
@@ -78,5 +83,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 one_of = ", ".join(repr(choice) for choice in get_args(choices))
                 raise ValueError(f"{name} must be one of {one_of}, not {getattr(self, name)!r}")
         check_json(self.instructions, at="instructions")
+        for policy in (self.compaction, *self.compaction_by_model.values()):
+            if not isinstance(policy, Compaction):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+                raise TypeError(f"a Compaction is wanted, not {policy!r}; one with enabled=False compacts nothing")
+        for name in self.compaction_by_model:
+            if not all(name.partition(":")):
+                raise ValueError(f"compaction_by_model: a model is named 'provider:name', not {name!r}")
         if self.partial_interval_ms < 0:
             raise ValueError(f"partial_interval_ms must not be negative, not {self.partial_interval_ms}")

@@ -1,4 +1,4 @@
-"""How many tokens a context takes: as the provider counted it, and estimates for what came later (rule H203).
+"""How many tokens a context takes: as the provider counted it, and estimates for what came later (rule H200).
 
 A provider tells with each answer what the request took, exactly and with all that it adds by itself; what followed
 that answer is estimated from its bytes. No model's own tokenizer is asked: there is none for most, and a turn would

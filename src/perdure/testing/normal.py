@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from perdure.harness.documents import ASSISTANT, TOOL_RESULT, AssistantData, ToolResultData
+from perdure.harness.documents import ASSISTANT, COMPACTION, TOOL_RESULT, AssistantData, ToolResultData
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.kernel.documents import materialise
 from perdure.kernel.json import JsonValue, same_json
@@ -41,7 +41,8 @@ BUILTIN_IDS: Mapping[str, frozenset[str]] = {
     TOOL_RESULT: frozenset({"task"}),
     "pi.tool": frozenset({"after"}),
     "pi.inbox": frozenset({"id"}),
-    "pi.live": frozenset({"task", "inputs"}),
+    "pi.live": frozenset({"task", "inputs", "run"}),
+    COMPACTION: frozenset({"task", "cut", "through", "entry", "submission"}),
 }
 """JSON fields of built-in kinds that hold record ids."""
 
@@ -51,6 +52,8 @@ TIMES = frozenset({"run_ms"})
 """Numbers of those that are times, which say nothing about what was done."""
 RANDOM = frozenset({"pi.provider"})
 """Documents that hold a nonce."""
+DATED: Mapping[str, frozenset[str]] = {"pi.live": frozenset({"at"})}
+"""JSON fields of built-in documents that hold times, and last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +309,13 @@ class _Normaliser:
             "of": "" if record.scope == "session" else self._label(record.scope_id),
             "key": record.key,
             "version": document.version,
-            "value": None if record.kind in RANDOM else self._relabel(record.kind, document.value),
+            "value": None
+            if record.kind in RANDOM
+            else self._relabel(record.kind, _timeless(record.kind, document.value)),
         }
+
+    def _value(self, kind: str, value: JsonValue) -> JsonValue:
+        return None if kind in RANDOM else self._relabel(kind, _timeless(kind, value))
 
     def _relabel(self, kind: str, value: JsonValue) -> JsonValue:
         names = self._rules.ids_of(kind)
@@ -321,6 +329,13 @@ class _Normaliser:
         if is_id and isinstance(value, int) and not isinstance(value, bool):
             return self._label(value)
         return value
+
+
+def _timeless(kind: str, value: JsonValue) -> JsonValue:
+    times = DATED.get(kind)
+    if times is None or not isinstance(value, dict):
+        return value
+    return {key: _timeless(kind, item) for key, item in value.items() if key not in times}
 
 
 def _plain(outcome: Outcome | None) -> JsonValue:
