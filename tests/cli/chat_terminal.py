@@ -23,20 +23,22 @@ from typing import IO
 
 import pyte
 
+import perdure
+
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
 """So long may a slow machine take for what will come; reaching it is a failure."""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Of a user with nothing configured but the fake models."""
+    """Of a user with nothing configured but the fake models, and the perdure that is tested here."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {
         **kept,
         "LC_ALL": "C.UTF-8",
         "HOME": str(home),
         "TERM": "xterm-256color",
-        "PYTHONPATH": str(HERE / "chat_fakes"),
+        "PYTHONPATH": os.pathsep.join([str(HERE / "chat_fakes"), str(Path(perdure.__file__).parents[1])]),
         **more,
     }
 

@@ -90,6 +90,19 @@ def chat(
             "PERDURE_MODEL, or the one asked last."
         ),
     ] = None,
+    thinking: Annotated[
+        str | None,
+        typer.Option(
+            help="How long the model may think: off, minimal, low, medium or high. Otherwise as it was before."
+        ),
+    ] = None,
+    limit_usd: Annotated[
+        float | None,
+        typer.Option(help="What a conversation may cost in all, in US dollars: beyond it no request is sent."),
+    ] = None,
+    limit_turns: Annotated[
+        int | None, typer.Option(help="How many answers of the model a conversation may have in all.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Go on in the conversation of that name, or make one.")] = None,
     conversation: Annotated[str | None, typer.Option(help="Go on in this one: its id or name.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Go on in the newest conversation.")] = False,
@@ -126,6 +139,9 @@ def chat(
         text=text,
         db=db,
         model=model,
+        thinking=thinking,
+        limit_usd=limit_usd,
+        limit_turns=limit_turns,
         name=name,
         conversation=conversation,
         resume=resume,

@@ -7,8 +7,9 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from perdure.cli.errors import CommandError
 from perdure.cli.style import Line, line
+from perdure.harness.model import ThinkingLevel
 
-Name: TypeAlias = Literal["help", "name", "model", "reset", "abort", "quit"]
+Name: TypeAlias = Literal["help", "name", "model", "thinking", "reset", "abort", "quit"]
 
 HELP: Final = (
     ("Enter", "sends; while the model works: queues for after its answer"),
@@ -18,6 +19,7 @@ HELP: Final = (
     ("Ctrl-C", "aborts, and takes back what is queued; again: leaves"),
     ("/name [text]", "names the conversation, or says its name"),
     ("/model [name]", "asks provider:name from now on, or says who is asked"),
+    ("/thinking [level]", "lets the model think so long from now on, or says how long it may"),
     ("/reset [text]", "begins the model's context anew, with this text"),
     ("/abort", "what Ctrl-C does"),
     ("/quit", "leaves; what runs goes on at the next start"),
@@ -49,6 +51,14 @@ def parse(text: str, *, steer: bool) -> Command | Said:
         if word == name:
             return Command(name, argument.strip())
     raise CommandError(f"there is no command /{word}; /help lists them. To send it as text, begin with a space")
+
+
+def level(text: str) -> ThinkingLevel:
+    """A thinking level by its name. Raises CommandError for one that is none."""
+    for name in get_args(ThinkingLevel):
+        if text == name:
+            return name
+    raise CommandError(f"thinking is one of {', '.join(get_args(ThinkingLevel))}, not {text!r}")
 
 
 def help_lines() -> list[Line]:

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
+from perdure.cli.chat.commands import level
 from perdure.cli.chat.models import TRY, Catalogue
 from perdure.cli.chat.places import Places, Site
 from perdure.cli.chat.resumed import resumed
@@ -32,7 +34,9 @@ from perdure.events import Snapshot
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Agent, Inbox, Live
 from perdure.harness.harness import Harness
+from perdure.harness.limits import Limits
 from perdure.harness.messages import UserMessage
+from perdure.harness.model import ThinkingLevel
 from perdure.kernel.clock import SystemClock
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.reports import Report
@@ -59,6 +63,9 @@ class Options:
     text: str | None
     db: Path | None
     model: str | None
+    thinking: str | None
+    limit_usd: float | None
+    limit_turns: int | None
     name: str | None
     conversation: str | None
     resume: bool
@@ -90,6 +97,7 @@ async def chat(options: Options) -> int:
         catalogue.default = catalogue.use(options.model)
     elif catalogue.default is None and not store.exists():
         raise _no_model()
+    limits, thinking = _limits(options), None if options.thinking is None else level(options.thinking)
     directory = None if options.directory is None else _directory(options.directory, "--dir")
     workspace = None if options.space is None else _directory(options.space, "--space")
     make_room(store)
@@ -102,6 +110,7 @@ async def chat(options: Options) -> int:
         extensions=[coding_tools()],
         environment=places.environment_of,
         instructions=INSTRUCTIONS,
+        conversation_limits=limits,
         takeover=options.takeover,
         on_report=terminal.report,
     )
@@ -114,8 +123,9 @@ async def chat(options: Options) -> int:
                 await _take_mail(harness)
                 where = workspace or directory
                 conversation = await _conversation(harness, options, catalogue, where)
-                agent = await _settle(conversation, options, catalogue, where)
-                terminal.introduce(f"perdure chat · {agent.model} · {agent.cwd}", "bold")
+                agent = await _settle(conversation, options, catalogue, thinking, where)
+                thinks = "" if agent.thinking == "off" else f" · thinking {agent.thinking}"
+                terminal.introduce(f"perdure chat · {agent.model}{thinks} · {agent.cwd}", "bold")
                 named_so = (await conversation.info()).name
                 terminal.introduce(
                     f"conversation {conversation.id}{f' “{named_so}”' if named_so else ''} in {store} · /help", "dim"
@@ -316,15 +326,31 @@ async def _unfinished(session: Session, conversation: int) -> bool:
     return (live is not None and live.run is not None) or (inbox is not None and bool(inbox.items))
 
 
-async def _settle(conversation: Conversation, options: Options, catalogue: Catalogue, directory: str | None) -> Agent:
+async def _settle(
+    conversation: Conversation,
+    options: Options,
+    catalogue: Catalogue,
+    thinking: ThinkingLevel | None,
+    directory: str | None,
+) -> Agent:
     """Its settings, with what the command line changes and what they lack."""
     agent = await conversation.agent()
     model = _model(catalogue, options.model or agent.model or catalogue.default)
     catalogue.default = model
     where = directory or _still_there(agent.cwd) or os.getcwd()
-    if (agent.model, agent.cwd) != (model, where):
-        await conversation.set_agent(model=model, cwd=where)
+    thinks = thinking or agent.thinking
+    if (agent.model, agent.thinking, agent.cwd) != (model, thinks, where):
+        await conversation.set_agent(model=model, thinking=thinks, cwd=where)
     return await conversation.agent()
+
+
+def _limits(options: Options) -> Limits:
+    """Of each conversation, as long as this chat lasts. Raises CommandError."""
+    usd = None if options.limit_usd is None else Decimal(repr(options.limit_usd))
+    try:
+        return Limits(cost_usd=usd, turns=options.limit_turns)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def _model(catalogue: Catalogue, wanted: str | None) -> str:

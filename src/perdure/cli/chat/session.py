@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from perdure.cli.chat.commands import Command, help_lines, parse
+from perdure.cli.chat.commands import Command, help_lines, level, parse
 from perdure.cli.chat.models import Catalogue
 from perdure.cli.chat.screen import Screen, whole_input
 from perdure.cli.chat.story import Story
@@ -225,6 +225,8 @@ class Chat:
                 await self._name(command.argument)
             case "model":
                 await self._model(command.argument)
+            case "thinking":
+                await self._thinking(command.argument)
             case "reset":
                 await self._conversation.reset(command.argument or None)
             case "abort":
@@ -249,6 +251,13 @@ class Chat:
         if found is None:
             raise CommandError("no model is chosen: /model provider:name")
         self._screen.put(line(f"From the next request on {printable(found)} is asked.", "dim"))
+
+    async def _thinking(self, wanted: str) -> None:
+        if wanted:
+            await self._conversation.set_agent(thinking=level(wanted))
+        found = (await self._conversation.agent()).thinking
+        how = "as little as it can" if found == "off" else f"{found}, as far as it can"
+        self._screen.put(line(f"From the next request on the model thinks {how}.", "dim"))
 
     async def _abort(self) -> None:
         self._story.stopping = True
