@@ -23,6 +23,8 @@ SURVIVORS = [
     ("inbox.md", "desk.py", "desk.py"),
     ("forks.md", "branch.py", "branch.py"),
     ("migrating.md", "old.py", "new.py"),
+    ("limits.md", "spend.py", "spend.py"),
+    ("hooks.md", "guard.py", "guard.py"),
 ]
 """A program that may be killed in place of any commit, and the one that then prints what its page shows last of it."""
 
