@@ -60,14 +60,26 @@ async def test_a_conversation_comes_with_the_set_up_of_extensions_and_host_h18()
         assert (info.name, info.labels) == ("second", {"kind": "test"})
 
 
-async def test_a_set_up_that_raises_creates_nothing_h18() -> None:
-    async def setup(tx, record) -> None:
-        raise RuntimeError("no")
+@pytest.mark.parametrize("whose", ["first", "second", "host"])
+async def test_a_set_up_that_raises_creates_nothing_h18(whose: str) -> None:
+    def step(name):
+        async def setup(tx, record) -> None:
+            tx.append(Audit(n=1), conversation=record.id)
+            if name == whose:
+                raise RuntimeError("no")
 
-    async with opened(None, setup=setup) as harness:
-        with pytest.raises(RuntimeError, match="no"):
-            await harness.create_conversation()
+        return setup
+
+    extensions = [Extension(name, setup=step(name)) for name in ("first", "second")]
+    async with opened(None, extensions=extensions, setup=step("host")) as harness:
+        commits = Commits(harness)
+        for create in (harness.create_conversation, harness.root):
+            with pytest.raises(RuntimeError, match="no"):
+                await create()
+        assert commits.all == []
         assert await harness.conversations() == []
+        whose = "nobody"
+        assert (await harness.root()).id == 1
 
 
 async def test_conversations_are_listed_page_by_page_with_their_names_h154() -> None:

@@ -167,3 +167,9 @@ def test_what_is_no_hook_is_refused() -> None:
         Extension("watch", hooks=[plain])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="decorate the function"):
         Registry().add_hook(plain)  # pyright: ignore[reportArgumentType]
+
+    class Stricter(BeforeTool):
+        """A kind of its own, which nobody asks."""
+
+    with pytest.raises(TypeError, match="decorate the function"):
+        Registry().add_hook(Stricter(plain))

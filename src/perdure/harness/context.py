@@ -363,7 +363,7 @@ class ModelContext:
         tasks = item.tasks if len(item.tasks) == len(calls) else (None,) * len(calls)
         for call, task in zip(calls, tasks, strict=True):
             self._open.append(_Call(len(self._list), call.id, task, answer))
-            self._list.append(_missing(call))
+            self._list.append(missing_result(call))
 
     def _result(self, message: ToolResultMessage, piece: _Piece, item: _Item) -> None:
         """Put a result behind its call; without one it is dropped (rules H58, H59)."""
@@ -451,7 +451,8 @@ def _plain(message: Message) -> bool:
     return not isinstance(message, ToolResultMessage)
 
 
-def _missing(call: ToolCallPart) -> ToolResultMessage:
+def missing_result(call: ToolCallPart) -> ToolResultMessage:
+    """What stands for the result of a call that has none (rule H59)."""
     return ToolResultMessage(
         call_id=call.id, name=call.name, content=(Text(NO_RESULT),), is_error=True, code="interrupted"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeAlias, TypeVar, cast, overload
+from typing import ClassVar, Generic, TypeAlias, TypeVar, cast, get_args, overload
 
 import msgspec
 
@@ -260,8 +260,8 @@ class AfterResponse(ScopedHook[AfterResponseFunction]):
 class OnYield(ScopedHook[OnYieldFunction]):
     """Decorate an async function to be asked at a final answer.
 
-    It returns what a user shall say next, which continues the run with its inputs open, or None. It is not said if
-    the final boundary places an input or a reset.
+    It returns what a user would say next, which continues the run with its inputs open, or None: how the run ends
+    then is how they end. It is not said if the final boundary places an input or a reset.
     """
 
     __slots__ = ()
@@ -297,8 +297,8 @@ H_co = TypeVar("H_co", bound=Hook, covariant=True)
 
 
 def check_hook(hook: Hook) -> None:
-    """Raises TypeError for what untyped code takes for a hook."""
-    if not isinstance(hook, ScopedHook):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+    """Raises TypeError for what untyped code takes for a hook. A kind of somebody's own would never be asked."""
+    if type(hook) not in get_args(Hook):
         raise TypeError(f"{hook!r} is no hook; decorate the function, as with @before_tool")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from perdure.harness.context import missing_result
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, AssistantData
 from perdure.harness.hooks import EndedCall, HookRound
 from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
@@ -35,11 +36,8 @@ async def ended_round(
     (message,) = decode_messages(answer.raw_messages)
     assert isinstance(message, AssistantMessage), "that is what an answer is"
     ids = answer.data_as(AssistantData).calls
-    return HookRound(
-        id=task,
-        conversation_id=conversation_id,
-        turn=turn,
-        calls=tuple(
-            EndedCall(id=id, call=call, result=results[id]) for id, call in zip(ids, message.tool_calls, strict=True)
-        ),
+    ended = tuple(
+        EndedCall(id=id, call=call, result=results.get(id) or missing_result(call))
+        for id, call in zip(ids, message.tool_calls, strict=True)
     )
+    return HookRound(id=task, conversation_id=conversation_id, turn=turn, calls=ended)
