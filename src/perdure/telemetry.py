@@ -164,7 +164,6 @@ class _Operation:
         self._done: tuple[int, float] | None = None
 
     def current(self) -> AbstractContextManager[object]:
-        # Exceptions pass without being recorded: what they say is content.
         return _Current(self.span)
 
     def first(self) -> None:
@@ -190,10 +189,10 @@ class _Operation:
 
 class _Current(AbstractContextManager[None]):
     def __init__(self, span: Span) -> None:
-        self._span = span
+        self._context = trace.set_span_in_context(span)
 
     def __enter__(self) -> None:
-        self._token = otel_context.attach(trace.set_span_in_context(self._span))
+        self._token = otel_context.attach(self._context)
 
     def __exit__(self, *_: object) -> None:
         otel_context.detach(self._token)

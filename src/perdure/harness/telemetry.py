@@ -128,7 +128,7 @@ class Operation(Protocol):
     """Something that takes time: a span."""
 
     def current(self) -> AbstractContextManager[object]:
-        """What runs inside belongs to it."""
+        """What runs inside belongs to it. It may be entered again once it was left, and hears of no exception."""
         ...
 
     def first(self) -> None:

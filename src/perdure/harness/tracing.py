@@ -7,8 +7,8 @@ are told from the commits that change their tasks, so that what is told is what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar, get_args
 
 import msgspec
@@ -222,17 +222,9 @@ class Tracing:
 
     # --- back ends that fail -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def within(self, operation: Operation | None) -> Generator[None]:
-        """``operation.current()``, which fails neither at the beginning nor at the end, and sees no exception."""
-        current = None if operation is None else self.safely(operation.current)
-        entered = current is not None and self.safely(lambda: (current.__enter__(),)) is not None
-        try:
-            yield
-        finally:
-            if entered:
-                assert current is not None, "it was entered"
-                self.safely(lambda: current.__exit__(None, None, None))
+    def within(self, operation: Operation | None) -> _Within:
+        """What runs inside belongs to the operation; entered as often as one likes."""
+        return _Within(self, None if operation is None else self.safely(operation.current))
 
     def _tell(self, fact: Fact) -> None:
         self.safely(lambda: self._telemetry.tell(fact))
@@ -241,12 +233,44 @@ class Tracing:
         """None also if it raises, which is reported once."""
         try:
             return call()
-        except Exception as error:  # a back end's own code: no work rests on it (rule H287)
-            if not self._broken:
-                self._broken = True
-                message = "telemetry raised; what it lacks from here on is not told again"
-                self._session.report(Report(type="telemetry_failed", message=message, error=error))
+        except Exception as error:
+            self.failed(error)
             return None
+
+    def failed(self, error: Exception) -> None:
+        """A back end's own code raised: no work rests on it (rule H287)."""
+        if not self._broken:
+            self._broken = True
+            message = "telemetry raised; what it lacks from here on is not told again"
+            self._session.report(Report(type="telemetry_failed", message=message, error=error))
+
+
+class _Within:
+    """An operation is current inside. Neither the beginning nor the end fails, and it sees no exception."""
+
+    __slots__ = ("_current", "_entered", "_tracing")
+
+    def __init__(self, tracing: Tracing, current: AbstractContextManager[object] | None) -> None:
+        self._tracing = tracing
+        self._current = current
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if self._current is not None:
+            try:
+                self._current.__enter__()
+                self._entered = True
+            except Exception as error:
+                self._tracing.failed(error)
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            assert self._current is not None, "it was entered"
+            self._entered = False
+            try:
+                self._current.__exit__(None, None, None)
+            except Exception as error:
+                self._tracing.failed(error)
 
 
 class _Asked:
@@ -268,9 +292,10 @@ class _Attempt(AsyncIterator[ModelEvent]):
     def __init__(self, tracing: Tracing, models: Answers, request: ModelRequest, record: TaskRecord) -> None:
         self._tracing = tracing
         self._operation = tracing.begin_attempt(request, record)
+        self._within = tracing.within(self._operation)
         self._begun = False
         try:
-            with tracing.within(self._operation):
+            with self._within:
                 self._stream = models.stream(request)
         except BaseException as error:
             self._fail(error)
@@ -278,7 +303,7 @@ class _Attempt(AsyncIterator[ModelEvent]):
 
     async def __anext__(self) -> ModelEvent:
         try:
-            with self._tracing.within(self._operation):
+            with self._within:
                 event = await anext(self._stream)
         except StopAsyncIteration:
             self._end(AttemptEnded(error="no_message"))
@@ -298,7 +323,7 @@ class _Attempt(AsyncIterator[ModelEvent]):
         close = getattr(self._stream, "aclose", None)
         try:
             if close is not None:
-                with self._tracing.within(self._operation):
+                with self._within:
                     await close()
         finally:
             self._end(AttemptEnded(error="aborted"))
