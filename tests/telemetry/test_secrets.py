@@ -7,7 +7,6 @@ own: rule H286 says where those may be read.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from perdure.kernel.session import Settled
 from perdure.models import ProviderModels
 from perdure.testing.model import Reply, ScriptedModel, call, calls, fail, say
 from telemetry.otel_kit import Told
+from telemetry.secret_log import Log, caught
 
 SAID = "sEcReT-said-"
 RAISED = "sEcReT-raised-"
@@ -61,26 +61,10 @@ def raised(where: str) -> str:
     return f"{RAISED}{where}"
 
 
-class Log(logging.Handler):
-    """Everything that anybody logs, at every level, as a formatter would write it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.NOTSET)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(f"{record.name} {record.levelname} {logging.Formatter().format(record)}")
-
-
 @pytest.fixture
 def log() -> Iterator[Log]:
-    handler, root = Log(), logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    yield handler
-    root.removeHandler(handler)
-    root.setLevel(before)
+    with caught() as log:
+        yield log
 
 
 class Profile(Document, kind="app.profile", version=1, scope="conversation"):

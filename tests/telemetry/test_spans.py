@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRat
 from opentelemetry.trace import SpanKind, StatusCode
 
 from harness.kit import Commits, Hold, opened
-from perdure import Harness, MemoryStorage, OpenTelemetry, Report, Unanswered, tool
+from perdure import Harness, MemoryStorage, OpenTelemetry, Report, ToolCall, Unanswered, tool
 from perdure.harness.messages import Usage
 from perdure.testing.loop import SimulatedEntropy
 from perdure.testing.model import ScriptedModel, call, calls, fail, say
@@ -214,6 +214,30 @@ async def test_two_runs_have_two_traces_and_the_callers_span_is_linked_h283() ->
     assert len({one.context.trace_id, two.context.trace_id, caller.get_span_context().trace_id}) == 3
     assert [link.context for link in one.links] == [caller.get_span_context()]
     assert list(two.links) == []
+
+
+async def test_a_run_below_a_call_is_in_that_calls_trace_h283() -> None:
+    told = Told()
+    there: list[Harness] = []
+
+    @tool
+    async def delegate(call: ToolCall) -> str:
+        """Ask another."""
+        child = await there[0].create_conversation(owner=call.id)
+        return (await (await child.submit("below", request_id="child")).answer()).text
+
+    model = ScriptedModel({"above": [call("delegate"), say("done")], "below": say("answer")})
+    async with opened(model, tools=(delegate,), telemetry=told.telemetry) as harness:
+        there.append(harness)
+        assert await ask(harness, "above") == "done"
+    below, above = told.named("invoke_agent")
+    executed = told.one("execute_tool")
+    assert executed.context
+    assert above.context
+    assert parent_id(below) == executed.context.span_id
+    assert parent_id(executed) == above.context.span_id
+    assert len({span.context.trace_id for span in told.ended if span.context}) == 1
+    assert attributes_of(below)["perdure.conversation.id"] != attributes_of(above)["perdure.conversation.id"]
 
 
 async def test_the_ratio_decides_which_traces_are_sampled_whatever_the_sampler_h283() -> None:

@@ -232,7 +232,7 @@ class SpaceScope:
             self._captured[call.id] = await self._capture(pin=call.id, freeze=True, sync=True)
         except (UnfitForImage, SpaceFull, SpaceTooLarge) as error:
             await self._undo(call)  # once: if the Space is lost in it, the call is recovered
-            self._note(call, "restored", str(error))
+            self._note(call, "restored", str(error), error)
             return ScopeResult(text=f"{error}. What the call did in the workspace was undone.", is_error=True)
         return None
 
@@ -484,10 +484,18 @@ class SpaceScope:
         image.apply(kept.dirs, captured.changes)
         state.image += 1
 
-    def _note(self, call: OpenCall, kind: RecoveryKind, why: str) -> None:
+    def _note(self, call: OpenCall, kind: RecoveryKind, why: str, error: Exception | None = None) -> None:
+        """``error``: what ``why`` quotes; names of files may be in it, which no report's message has (rule H285)."""
         self._notes[call.id] = _Note(kind, why)
+        said = why if error is None else "what it left in the workspace cannot be kept"
         self._bound().report(
-            Report(type=f"call_{kind}", message=f"{call.name}: {why}", task=call.id, conversation=call.conversation_id)
+            Report(
+                type=f"call_{kind}",
+                message=f"{call.name}: {said}",
+                task=call.id,
+                conversation=call.conversation_id,
+                error=error,
+            )
         )
 
     def _write_note(self, tx: Transaction, state: SpaceState, call: OpenCall) -> None:
