@@ -272,7 +272,7 @@ def _compactions(
         still = {int(key) for key in now.compactions} | {data.task for data, _ in _summaries(after)}
         outcomes = {record.id: record.outcome for record in tasks if not record.live}
         settled = {record.id: record for record in submissions}
-        for task in begun.keys() - still:
+        for task in sorted(begun.keys() - still):
             withdrawn = settled.get(waiting.get(task, 0))
             if withdrawn is not None:
                 outcome, code, message = ("stale" if withdrawn.reason == "stale" else "aborted"), None, withdrawn.detail
