@@ -68,12 +68,12 @@ async def test_a_conversation_is_deleted_with_all_it_owns_h156() -> None:
         await conversation.idle()
         (child,) = [info for info in await harness.conversations() if info.record.owner is not None]
         submission = (await harness.session.submissions(conversation_id=conversation.id))[0]
-        tasks = [node.id for node in harness.task_graph()]
+        tasks = [node.id for node in await harness.task_graph()]
         assert len(tasks) == 2
         assert sorted(await conversation.delete()) == [conversation.id, child.id]
         await gone(harness, conversation)
         await gone(harness, harness.handle(child.id))
-        assert harness.task_graph() == []
+        assert await harness.task_graph() == []
         assert [info.id for info in await harness.conversations()] == [root.id]
         for ask in (
             harness.submission(submission.id),

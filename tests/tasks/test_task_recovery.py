@@ -11,6 +11,7 @@ from perdure.kernel.errors import NotFound, SessionClosed, StorageError
 from perdure.kernel.records import Completed, Faulted, Pending, Running, TaskRecord
 from perdure.kernel.session import Session
 from perdure.tasks import Next, Run, Task, TaskEnded, TaskRuntime, Wake, WorkBlocked
+from perdure.tasks.inspect import GRAPH_MS
 from perdure.tasks.recovery import recovered
 
 
@@ -247,7 +248,7 @@ class TestOpening:
         Gated.runs.clear()
         async with world.open(Gated, resume=False):
             await world.runtime.inspect()
-            world.runtime.task_graph()
+            await world.runtime.task_graph()
             world.runtime.wake()
             await world.session.tasks()
             new = await world.create(Gated, "new")
@@ -384,23 +385,76 @@ class TestWake:
 
 
 class TestGraph:
-    async def test_live_and_recently_ended_tasks_with_their_owners(self, world: World, monkeypatch) -> None:
-        monkeypatch.setattr("perdure.tasks.runtime.KEPT_ENDED", 3)
-
+    async def test_H152_H269_live_and_recently_ended_tasks_with_their_edges(self, world: World) -> None:
         async with world.open(Gated):
             top = await world.create(Gated, "x")
             child = await world.create(Gated, "x", owner=top)
             room = await world.conversation(top)
             guest = await world.create(Gated, "x", conversation=room)
-            nodes = {node.id: node for node in world.runtime.task_graph()}
-            assert {id: node.owner for id, node in nodes.items()} == {top: None, child: top, guest: top}
-            assert {node.status for node in nodes.values()} == {"running"}
+            nodes = {node.id: node for node in await world.runtime.task_graph()}
+            assert {id: node.parent for id, node in nodes.items()} == {top: None, child: top, guest: top}
+            assert {id: node.owner for id, node in nodes.items()} == {top: None, child: top, guest: None}
+            assert {(node.status, node.phase) for node in nodes.values()} == {("running", "start")}
+            assert all(node.outcome is None and node.started_at is not None for node in nodes.values())
             Gated.gate.set()
             await world.runtime.idle()
-            done = [node for node in world.runtime.task_graph() if node.status == "terminal"]
-            assert [node.id for node in done] == sorted([top, child, guest])
-            await world.runtime.wait(await world.create(Gated, "y"))
-            assert len(world.runtime.task_graph()) == 3
+            done = await world.runtime.task_graph()
+            assert [(node.id, node.status) for node in done] == [(id, "terminal") for id in sorted([top, child, guest])]
+            assert all(isinstance(node.outcome, Completed) and node.ended_at is not None for node in done)
+
+    async def test_H152_ended_ones_are_shown_for_an_hour_and_in_bounds(self, world: World, monkeypatch) -> None:
+        Gated.gate.set()
+        monkeypatch.setattr("perdure.tasks.inspect.GRAPH_ENDED", 3)
+        async with world.open(Gated):
+            ids = [await world.create(Gated, "x") for _ in range(5)]
+            for id in ids:
+                await world.runtime.wait(id)
+            assert [node.id for node in await world.runtime.task_graph()] == ids[2:]
+            await world.clock.advance(GRAPH_MS + 1)
+            late = await world.create(Gated, "y")
+            await world.runtime.wait(late)
+            assert [node.id for node in await world.runtime.task_graph()] == [late]
+
+    async def test_H152_ended_ones_of_before_the_opening_are_found(self, world: World, monkeypatch) -> None:
+        Gated.gate.set()
+        async with world.open(Gated):
+            ids = [await world.create(Gated, "x") for _ in range(3)]
+            for id in ids:
+                await world.runtime.wait(id)
+        async with world.open(resume=False):
+            nodes = await world.runtime.task_graph()
+            assert [(node.id, node.status) for node in nodes] == [(id, "terminal") for id in ids]
+            monkeypatch.setattr("perdure.tasks.inspect.LOOK_BACK", world.session.next_id - ids[1])
+            assert [node.id for node in await world.runtime.task_graph()] == ids[2:], "as far as it looks back"
+
+    async def test_H153_T46_every_task_says_why_it_stands_still_and_what_to_do(self, world: World) -> None:
+        """One without code, and who waits for it."""
+
+        class Waits(Task[int, None], kind="t.waits"):
+            async def start(self, run: Run[int, None, None]) -> Next[None]:
+                async with run.commit() as tx:
+                    return tx.wait([run.input], self.after, None)
+
+            async def after(self, run: Run[int, None, None]) -> Next[None]:
+                async with run.commit() as tx:
+                    return tx.complete(None)
+
+        async with world.open(Gated, Waits):
+            gated = await world.create(Gated, "x")
+            waits = await world.create(Waits, gated)
+            await settle()
+        for resume in (False, True):
+            async with world.open(Waits, resume=resume):
+                await settle()
+                live = {task.id: task for task in await world.runtime.inspect()}
+                assert (live[gated].blocked, live[gated].remedy) == ("missing_task", "install a task of its kind")
+                assert (live[gated].held_up_by, live[waits].held_up_by) == (None, gated)
+                assert (live[waits].blocked, live[waits].waits_for) == (None, (gated,))
+                nodes = {node.id: node for node in await world.runtime.task_graph()}
+                assert (nodes[waits].held_up_by, nodes[gated].blocked) == (gated, "missing_task")
+        async with world.open(Gated, Waits):
+            await settle()
+            assert not [task for task in await world.runtime.inspect() if task.blocked or task.held_up_by]
 
 
 async def test_a_fault_after_a_crash_is_the_same_fault(world: World) -> None:

@@ -392,9 +392,9 @@ class Harness:
             if len(page) < MAX_SCAN:
                 return found
 
-    def task_graph(self) -> list[TaskNode]:
-        """Live tasks, and the last that ended (rule H152)."""
-        return self.tasks.task_graph()
+    async def task_graph(self, *, context: Context | None = None) -> list[TaskNode]:
+        """Live tasks, and those that ended within the last hour, at most 200, with their edges (rule H152)."""
+        return await self.tasks.task_graph(context=context)
 
     def wake(self) -> Wake:
         """When a host that may be suspended is needed next (rule T49)."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from perdure.kernel.context import Context
+from perdure.kernel.context import Context, bounded
 from perdure.kernel.errors import NotFound, SessionClosed, SessionFailed, StorageError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Completing, Outcome, Pending, Running, TaskRecord, Terminal, Waiting, to_raw
@@ -37,8 +37,8 @@ from perdure.tasks.waits import Waits
 
 PAGE = 1_000
 """Tasks one commit of the scheduler moves at most."""
-KEPT_ENDED = 200
-"""Ended tasks the graph remembers."""
+KEPT_ENDED = looking.GRAPH_ENDED
+"""Ended tasks that are in memory."""
 
 OnTask = Callable[[TaskRecord], None]
 
@@ -64,7 +64,7 @@ class TaskRuntime:
         self.blocked_tasks: dict[int, Blocked] = {}
         self._derivation = Derivation(self)
         self._alarm = Alarm(session.clock, look=session.live.settled.get, fire=self._fire, spawn=self._spawn)
-        self._ended: OrderedDict[int, TaskRecord] = OrderedDict()
+        self.ended: OrderedDict[int, TaskRecord] = OrderedDict()
         self._due: dict[int, None] = {}
         """Tasks the scheduler's next commit looks at."""
         self._beginning = False
@@ -158,7 +158,7 @@ class TaskRuntime:
 
     async def outcome(self, id: int, *, context: Context | None = None) -> Outcome | None:
         """How a task ended; None while it has not. Raises NotFound."""
-        record = self._ended.get(id) or await self.session.task(id, context=context)
+        record = self.ended.get(id) or await self.session.task(id, context=context)
         if record is None:
             raise NotFound(f"there is no task {id}")
         return record.state.outcome if isinstance(record.state, Terminal) else None
@@ -185,7 +185,7 @@ class TaskRuntime:
                 if not through_blocked:
                     self.refuse_blocked(task_id)
                 return None
-            ended = self._ended[task_id].state
+            ended = self.ended[task_id].state
             assert isinstance(ended, Terminal)
             return ended.outcome
 
@@ -310,12 +310,15 @@ class TaskRuntime:
         self.session.check_open()
         if context is not None:
             context.check()
-        return [looking.live_task(self, record) for _, record in sorted(self.session.live.settled.items())]
+        return looking.live_tasks(self)
 
-    def task_graph(self) -> list[TaskNode]:
-        """Every live task and the last ended ones of this session, by id, with their edges upwards."""
-        records = {**self._ended, **self.session.live.settled}
-        return [looking.node(self, records[id]) for id in sorted(records)]
+    async def task_graph(self, *, context: Context | None = None) -> list[TaskNode]:
+        """Every live task and those that ended within an hour, at most 200, by id, with their edges. Runs nothing.
+
+        Of tasks that ended before this opening of the store it knows those that were created late (rule H152).
+        """
+        self.session.check_open()
+        return await bounded(looking.graph(self), context)
 
     def wake(self) -> Wake:
         """When a host that may be suspended is next needed (rule T49)."""
@@ -346,8 +349,8 @@ class TaskRuntime:
             self._observe_tasks(tasks)
         if settled.batch.deleted:
             gone = set(settled.batch.deleted)
-            for record in [record for record in self._ended.values() if record.conversation_id in gone]:
-                del self._ended[record.id]
+            for record in [record for record in self.ended.values() if record.conversation_id in gone]:
+                del self.ended[record.id]
 
     def _observe_tasks(self, tasks: Sequence[TaskRecord]) -> None:
         # What has ended comes first: looking at the others may stir waits for it.
@@ -356,7 +359,7 @@ class TaskRuntime:
             if not record.live:
                 self.tree.forget_task(record)
                 self._unblock(record)
-                self._ended[record.id] = record
+                self.ended[record.id] = record
         for record in tasks:
             if record.live:
                 self._alarm.set(record)
@@ -364,8 +367,8 @@ class TaskRuntime:
         if ended:
             self._look_above(tasks)
             self.waits.ended(ended)
-            while len(self._ended) > KEPT_ENDED:
-                self._ended.popitem(last=False)
+            while len(self.ended) > KEPT_ENDED:
+                self.ended.popitem(last=False)
         if self.blocked_tasks:
             self.waits.stir()
 
