@@ -129,3 +129,11 @@ async def test_a_page_at_the_end_of_a_thousand_forks_costs_a_page(tmp_path: Path
     assert _steps(path, lambda reader: reader.entries(lineage, 0, None, "descending", 50)) <= 50
     assert _steps(path, lambda reader: reader.entries(lineage, entries[900].id, None, "ascending", 50)) <= 50
     assert _steps(path, lambda reader: reader.lineage(conversations[-1].id)) <= 1000
+    statements: list[str] = []
+    reader = Reader(str(path), vfs=None, live=False)
+    reader.run(Reader.newest_mail)
+    assert reader._link is not None
+    reader._link.set_exec_trace(lambda cursor, sql, values: bool(statements.append(sql)) or True)
+    assert reader.run(lambda reader: reader.head(lineage, None))[1] is None
+    assert sum("entries_heads" in sql for sql in statements) <= 5, "a head that is not there is not asked for a fork"
+    reader.close()

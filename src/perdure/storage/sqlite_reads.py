@@ -65,10 +65,19 @@ _ENTRIES = {
         "SELECT body FROM entries WHERE conversation_id = ? AND id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?"
     ),
 }
-_HEAD = (
-    "SELECT body FROM entries INDEXED BY entries_heads"
-    " WHERE conversation_id = ? AND id BETWEEN ? AND ? AND head IS NOT NULL ORDER BY id DESC LIMIT 1"
+# The newest head marker of each range, by one step of the index each; of these the newest.
+_HEAD = """
+SELECT body FROM entries WHERE id = (
+    SELECT max((
+        SELECT id FROM entries INDEXED BY entries_heads
+            WHERE conversation_id = place.value ->> 0 AND id BETWEEN place.value ->> 1 AND place.value ->> 2
+                AND head IS NOT NULL
+            ORDER BY id DESC LIMIT 1
+    )) FROM json_each(?) AS place
 )
+"""
+_PLACES = 250
+"""Ranges that one statement looks through for a head marker: a chain of forks has as many as it is long."""
 _ADDRESS = "SELECT body FROM documents WHERE scope = ? AND scope_id = ? AND kind = ? AND key = ?"
 _SCOPE = "SELECT body FROM documents WHERE scope = ? AND scope_id = ?"
 _ALIVE = " AND retired_seq IS NULL"
@@ -81,6 +90,7 @@ _decode_entry = msgspec.json.Decoder(EntryRecord).decode
 _decode_submission = msgspec.json.Decoder(SubmissionRecord).decode
 _decode_task = msgspec.json.Decoder(TaskRecord).decode
 _decode_document = msgspec.json.Decoder(DocumentRecord).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class Reader:
@@ -196,8 +206,9 @@ class Reader:
         return found
 
     def head(self, lineage: Sequence[Segment], last: int | None) -> EntryRecord | None:
-        for place in ranges(lineage, 0, last, "descending"):
-            found = self._one(_decode_entry, _HEAD, *place)
+        places = ranges(lineage, 0, last, "descending")
+        for begin in range(0, len(places), _PLACES):
+            found = self._one(_decode_entry, _HEAD, _encode(places[begin : begin + _PLACES]).decode())
             if found is not None:
                 return found
         return None
