@@ -25,6 +25,7 @@ SURVIVORS = [
     ("migrating.md", "old.py", "new.py"),
     ("limits.md", "spend.py", "spend.py"),
     ("hooks.md", "guard.py", "guard.py"),
+    ("compaction.md", "book.py", "book.py"),
 ]
 """A program that may be killed in place of any commit, and the one that then prints what its page shows last of it."""
 
