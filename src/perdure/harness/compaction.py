@@ -166,12 +166,18 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         writer = policy_for(self._host, own.id).model or own.id
         await self._host.limits.load()
         async with run.commit() as tx:
-            limit = await self._host.limits.reached(tx, run.conversation_id, agent.limits)
+            limit = await self._limit(run, tx)
             stale = await is_stale(tx, run.conversation_id, cut.cut)
             if limit is None and not stale:
                 at = Summarising(cut=cut.cut, through=cut.through, tokens=cut.tokens, model=writer)
                 return tx.go(self.request, at)
-        return await self._fail(run, _STALE if limit is None else _End("limit", limit.detail))
+        return await self._fail(run, limit or _STALE)
+
+    async def _limit(self, run: _Run, tx: RunTransaction[CompactionResult]) -> _End | None:
+        """Whether a request for a summary is one too many (rule H159)."""
+        own = await tx.read(Agent, conversation=run.conversation_id) or Agent()
+        limit = await self._host.limits.reached(tx, run.conversation_id, own.limits)
+        return None if limit is None else _End("limit", limit.detail)
 
     async def _choose(self, run: Run[CompactionInput, CompactionResult, None], agent: Agent, own: Chosen) -> Cut | None:
         input, contexts = run.input, self._host.contexts
@@ -257,9 +263,13 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
     ) -> Next[CompactionResult]:
         """Ask again with less, or later, or not any more."""
         host, said = self._host, storable_text(str(error)[:MOST_WORDS])
+        await host.limits.load()
         if error.code == "overflow" and at.shrunk < MOST_SHRINKS:
             async with run.commit() as tx:
                 await self._count(run, tx)
+                limit = await self._limit(run, tx)
+                if limit is not None:
+                    return await self._end(run, tx, limit)
                 return tx.go(self.request, replace(at, shrunk=at.shrunk + 1))
         delay: int | None = None
         if error.retryable:
@@ -271,6 +281,9 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, at.attempt + 1, error.code, delay)
         async with run.commit() as tx:
             await self._count(run, tx)
+            limit = await self._limit(run, tx)
+            if limit is not None:
+                return await self._end(run, tx, limit)
             until = tx.at + delay
             live = await tx.draft(Live)
             shown = live.compactions.get(str(run.id))
