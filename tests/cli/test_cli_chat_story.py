@@ -10,6 +10,7 @@ from typing import cast
 
 import msgspec
 from chat_paper import Paper
+from msgspec import structs
 
 from perdure import Agent, Harness, SqliteStorage, coding_tools
 from perdure.cli.chat.places import Places
@@ -23,12 +24,16 @@ from perdure.cli.style import Line, rendered
 from perdure.events import (
     Blocked,
     BlockedTask,
+    CompactionEnd,
+    CompactionRetry,
+    CompactionStart,
     EntryAppended,
     Event,
     InboxChanged,
     MessageDelta,
     MessageEnd,
     MessageStart,
+    Resumed,
     Retry,
     RunEnd,
     RunStart,
@@ -36,10 +41,11 @@ from perdure.events import (
     ToolEnd,
     ToolStart,
     ToolUpdate,
+    Unblocked,
     UsageChanged,
 )
 from perdure.harness.conversation import Conversation
-from perdure.harness.documents import InboxItem, LiveMessage, LiveTool, ToolResultData
+from perdure.harness.documents import COMPACTION, InboxItem, LiveMessage, LiveTool, ToolResultData
 from perdure.harness.messages import (
     AssistantMessage,
     Message,
@@ -368,6 +374,32 @@ def test_blocked_work_is_said_with_what_to_do() -> None:
     first = Told(snapshot(run=[3], blocked=(BlockedTask(9, "app.x", "missing_task"),)))
     assert "! task 9 (app.x) cannot go on: missing_task; install a task of its kind\n" in first.paper.text
     assert first.story.stuck
+
+
+def test_work_that_goes_on_is_said_to_h267() -> None:
+    told = Told()
+    told.tell(*START)
+    told.tell(Blocked(seq=1, task=5, kind="pi.generation", reason="parked"))
+    assert (
+        told.tell(Unblocked(seq=1, task=5, kind="pi.generation", ended=False)) == "· task 5 (pi.generation) goes on\n"
+    )
+    assert not told.story.stuck
+    assert told.tell(Resumed(seq=1)) == ""
+
+
+def test_compactions_are_told_h150() -> None:
+    told = Told()
+    told.tell(*START)
+    assert told.tell(CompactionStart(seq=1, task=9, reason="background")) == "· the context is being summed up\n"
+    retry = CompactionRetry(seq=1, task=9, attempt=2, until=0, code="overloaded", message="busy\x1b[1m")
+    assert told.tell(retry).startswith("· overloaded: busy; asked again in ")
+    end = CompactionEnd(
+        seq=1, task=9, reason="background", outcome="failed", entry=None, code="deadline", message="a\nb"
+    )
+    assert told.tell(end) == "! the context was not summed up: deadline: a b\n"
+    assert told.tell(structs.replace(end, outcome="stale")) == ""
+    entry = EntryRecord(id=90, seq=1, created_at=0, conversation_id=1, kind=COMPACTION, head=1)
+    assert told.tell(structs.replace(end, outcome="placed", entry=entry)) != "", "as any entry"
 
 
 # --- catching up -------------------------------------------------------------------------------------------------

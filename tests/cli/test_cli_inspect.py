@@ -23,8 +23,9 @@ from typer.testing import CliRunner, Result
 from perdure.cli import inspect
 from perdure.cli.app import app
 from perdure.cli.inspect import HolderLine, StoreReport, TaskLine, look
+from perdure.harness.documents import Live
 from perdure.harness.harness import Harness
-from perdure.kernel.records import TaskRecord
+from perdure.kernel.records import NULL, TaskRecord
 from perdure.storage import sqlite_mailbox
 from perdure.storage.lock import Holder, OwnerLock, read_holder
 from perdure.storage.sqlite import SqliteStorage
@@ -371,6 +372,55 @@ async def test_an_empty_store(tmp_path: Path) -> None:
         "live tasks: none",
         "submissions queued or placed: none",
     ]
+
+
+async def test_compactions_and_parked_work_are_told_in_words_h150_h153(tmp_path: Path) -> None:
+    """By inspect beside their conversation and their task, by show below the transcript."""
+    path = tmp_path / "agent.db"
+    async with Harness.open(SqliteStorage(path)) as harness:
+        root = await harness.root()
+        async with root.commit() as tx:
+            live = await tx.draft(Live)
+            live.compactions["100"] = {
+                "reason": "manual",
+                "started_at": 1,
+                "attempt": 1,
+                "until": None,
+                "code": None,
+                "message": None,
+            }
+            live.compactions["99"] = {
+                "reason": "background",
+                "started_at": 1,
+                "attempt": 2,
+                "until": 3_600_000,
+                "code": "overloaded",
+                "message": "no\x1b[1m\nroom",
+            }
+            live.compaction_failure = {
+                "task": 98,
+                "reason": "threshold",
+                "at": 60_000,
+                "code": "deadline",
+                "message": "too late",
+                "run": None,
+            }
+            task = tx.new_task(kind="app.job", version=1, phase="start", input=NULL, conversation=root.id)
+            tx.put_task(structs.replace(task, restarts=5))
+    lines = [
+        "task 99 sums up the context, in the background; attempt 2 at 1970-01-01 01:00:00 UTC, for overloaded: no room",
+        "task 100 sums up the context, as somebody asked",
+        "the compaction of 1970-01-01 00:01:00 UTC failed: deadline: too late",
+    ]
+    found = await look(path)
+    assert found.conversations[0].compactions == "; ".join(lines)
+    (told,) = found.tasks
+    assert told.why == (
+        "starts when a host with its code resumes; cut off 5 times; parked, unless its host allows more: its runs were "
+        "cut off too often: find out why, then retry_task() or abort_task()"
+    )
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["show", str(path)])
+    assert shown.output.splitlines()[-3:] == [f"— {line}" for line in lines]
 
 
 # --- what is no store --------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perdure.cli.compactions import compaction_lines
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
 from perdure.cli.text import printable, size, when
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
@@ -27,6 +28,8 @@ from perdure.kernel.storage import MAX_SCAN
 from perdure.storage.lock import Holder, read_holder
 from perdure.storage.sqlite import SqliteStorage
 from perdure.tasks.alarm import due_at
+from perdure.tasks.errors import ADVICE
+from perdure.tasks.runtime import RESTART_LIMIT
 
 MOST_CONVERSATIONS = 1000
 MOST_SUBMISSIONS = 1000
@@ -60,6 +63,8 @@ class ConversationLine(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None
     """The conversation it was forked from."""
     name: str | None
+    compactions: str
+    """In words, those on their way and the failure of the last one."""
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +203,7 @@ async def _conversation(session: Session, id: int) -> ConversationLine:
         owner=record.owner,
         parent=None if record.parent is None else record.parent.conversation,
         name=None if meta is None else meta.name,
+        compactions="" if live is None else "; ".join(compaction_lines(live)),
     )
 
 
@@ -242,6 +248,8 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
         words.append("has its outcome; work it owns is not done")
     if record.restarts:
         words.append(f"cut off {record.restarts} time{'s' if record.restarts > 1 else ''}")
+    if record.restarts >= RESTART_LIMIT and not record.abort_requested:
+        words.append(f"parked, unless its host allows more: {ADVICE['parked']}")
     if record.abort_requested:
         words.append("to be aborted")
     return "; ".join(words)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from perdure.cli.compactions import compaction_lines
 from perdure.cli.entries import Call, calls_of, entry_lines, heading, running_lines
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import chosen, looking, name_of
@@ -66,6 +67,8 @@ async def show(
         live = None if as_json else await _live(session, record.id)
         if live is not None and live.run is not None:
             _echo([line("— a run is under way", "warning"), *_under_way(live, calls)], colours)
+        if live is not None:
+            _echo([line(f"— {words}", "warning") for words in compaction_lines(live)], colours)
 
 
 async def _show_page(session: Session, conversation: int, page: Page, *, colours: Colours, as_json: bool) -> None:

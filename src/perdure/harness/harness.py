@@ -53,7 +53,7 @@ from perdure.kernel.storage import ANY, MAX_SCAN, VACUUM_MS, Anything, SizeRepor
 from perdure.kernel.transaction import UNSET, Transaction, Unset
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.registry import TaskRegistry
-from perdure.tasks.runtime import TaskRuntime
+from perdure.tasks.runtime import RESTART_LIMIT, TaskRuntime
 
 MOST_LOOKS = 10
 """How often the sum of usage is begun anew because something was deleted meanwhile."""
@@ -151,7 +151,7 @@ class Harness:
         compaction_by_model: Mapping[str, Compaction] | None = None,
         limits: Limits | None = None,
         conversation_limits: Limits | None = None,
-        restart_limit: int = 5,
+        restart_limit: int = RESTART_LIMIT,
         drain_ms: int = 10_000,
         line_bound_ms: int = 1_000,
         document_retention_ms: float = 600_000,

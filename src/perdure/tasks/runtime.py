@@ -37,6 +37,8 @@ from perdure.tasks.waits import Waits
 
 PAGE = 1_000
 """Tasks one commit of the scheduler moves at most."""
+RESTART_LIMIT = 5
+"""How often a task may be cut off before it is parked, where a host says nothing else (rule T42)."""
 KEPT_ENDED = looking.GRAPH_ENDED
 """Ended tasks that are in memory."""
 
@@ -47,7 +49,7 @@ class TaskRuntime:
     """The tasks of one session. Make it, ``await recover()``, then ``resume()`` when work may run."""
 
     def __init__(
-        self, session: Session, registry: TaskRegistry, *, restart_limit: int = 5, drain_ms: int = 10_000
+        self, session: Session, registry: TaskRegistry, *, restart_limit: int = RESTART_LIMIT, drain_ms: int = 10_000
     ) -> None:
         if restart_limit < 1 or drain_ms < 0:
             raise ValueError(f"restart_limit is 1 or more, drain_ms 0 or more: not {restart_limit} and {drain_ms}")

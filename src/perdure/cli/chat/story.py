@@ -32,12 +32,16 @@ from perdure.cli.style import Line, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.events import (
     Blocked,
+    CompactionEnd,
+    CompactionRetry,
+    CompactionStart,
     EntryAppended,
     Event,
     InboxChanged,
     MessageDelta,
     MessageEnd,
     MessageStart,
+    Resumed,
     Retry,
     RunEnd,
     RunStart,
@@ -46,6 +50,7 @@ from perdure.events import (
     ToolStart,
     ToolUpdate,
     Turn,
+    Unblocked,
     UsageChanged,
 )
 from perdure.harness.documents import (
@@ -240,6 +245,16 @@ class Story:
                 self._usage = UsageSummary(models=event.models, tools=event.tools)
             case Blocked():
                 self._blocked(event.task, event.kind, event.reason)
+            case Unblocked():
+                self._unblocked(event)
+            case CompactionStart():
+                self._screen.put(line("· the context is being summed up", "dim"))
+            case CompactionRetry():
+                self._retry(event.code, event.message, event.until)
+            case CompactionEnd():
+                self._compaction_end(event)
+            case Resumed():
+                pass
         self._tell_ready()
 
     def _tell_ready(self) -> None:
@@ -280,6 +295,19 @@ class Story:
         self.stuck = self.busy
         what = f"task {task} ({one_line(kind)}) cannot go on: {reason}; {ADVICE[reason]}"
         self._screen.put(line(f"! {what}", "error"))
+
+    def _unblocked(self, event: Unblocked) -> None:
+        self.stuck = False
+        said = "was aborted" if event.ended else "goes on"
+        self._screen.put(line(f"· task {event.task} ({one_line(event.kind)}) {said}", "dim"))
+
+    def _compaction_end(self, event: CompactionEnd) -> None:
+        if event.entry is not None:
+            self._entry(event.entry)
+        elif event.outcome == "failed":
+            said = one_line(f"{event.code}: {event.message}".replace("\n", " "))
+            self._screen.end_stream()
+            self._screen.put(line(f"! the context was not summed up: {shortened(said, WIDEST)}", "warning"))
 
     def _retry(self, code: str, message: str, until: int) -> None:
         seconds = max(0, round((until - self._now()) / 1000))
