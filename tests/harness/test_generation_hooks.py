@@ -23,8 +23,10 @@ from perdure.harness.hooks import (
     RequestChange,
     Stop,
     after_response,
+    after_tool,
     after_tools,
     before_request,
+    before_tool,
     gate_request,
     on_yield,
 )
@@ -518,6 +520,25 @@ async def test_a_hook_for_another_conversation_leaves_the_commits_alone_h226_h22
         assert len(commits.durable) == 4
 
 
+async def test_a_round_below_a_subtree_is_told_from_the_first_one_on_h226_h128() -> None:
+    told: list[int] = []
+
+    @after_tools(conversation=1, subtree=True)
+    async def note(round: HookRound) -> None:
+        told.append(round.conversation_id)
+
+    async with world(ScriptedModel([call("look", at=1), say("done")]), note) as (harness, root):
+        at = root
+        for _ in range(2):
+            async with at.commit() as tx:
+                task = tx.new_task(kind="app.parent", version=1, phase="start", input=NULL)
+            at = await harness.create_conversation(owner=task.id)
+        commits = Commits(harness)
+        await (await at.submit("hi")).wait()
+        assert told == [at.id]
+        assert len(commits.durable) == 5
+
+
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
@@ -576,11 +597,13 @@ async def test_hooks_apply_where_their_scope_says_h128() -> None:
     ]
 
 
-@pytest.mark.parametrize("decorate", [before_request, gate_request, after_response, on_yield, after_tools])
+@pytest.mark.parametrize(
+    "decorate", [before_request, gate_request, after_response, on_yield, after_tools, before_tool, after_tool]
+)
 async def test_a_hook_that_never_returns_ends_with_the_run_h221(decorate) -> None:
     reached, stopped = asyncio.Event(), list[str]()
 
-    async def hang(asked: object) -> None:
+    async def hang(*asked: object) -> None:
         reached.set()
         try:
             await asyncio.Event().wait()

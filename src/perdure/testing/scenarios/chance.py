@@ -10,17 +10,36 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
 import msgspec
 
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import ASSISTANT, TOOL_RESULT, USER
+from perdure.harness.hooks import (
+    Block,
+    Hook,
+    HookAnswer,
+    HookCall,
+    HookRequest,
+    HookResponse,
+    HookRound,
+    RequestChange,
+    Stop,
+    after_response,
+    after_tool,
+    after_tools,
+    before_request,
+    before_tool,
+    gate_request,
+    on_yield,
+)
 from perdure.harness.inbox import InputMode
-from perdure.harness.messages import AssistantMessage, ToolResultMessage, decode_messages
+from perdure.harness.messages import AssistantMessage, SystemMessage, ToolResultMessage, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.settings import AfterFailure
+from perdure.harness.tool import ToolResult
 from perdure.kernel.records import ROOT_CONVERSATION, Aborted, Completed, TaskRecord
 from perdure.tasks import Next, Run, Task, TaskEnded
 from perdure.testing.model import Reply, call, calls, fail, say
@@ -206,7 +225,7 @@ def chatter(request: ModelRequest) -> Reply:
     return say(" / ".join(said) + f" ({results} results)")
 
 
-async def talk(host: Host) -> None:
+async def talk(host: Host, hooks: Sequence[Hook] = ()) -> None:
     """Several people talk into a conversation at once, each in their own time: inputs of every mode, writes, resets,
     withdrawals; and now and then somebody aborts it all."""
     chance = random.Random(f"talk {host.seed}")  # noqa: S311
@@ -245,7 +264,7 @@ async def talk(host: Host) -> None:
     ]
     after_failure = chance.choice(get_args(AfterFailure))
     tools = [measure(host), launch(host)]
-    async with open_harness(host, chatter, tools=tools, after_failure=after_failure) as (harness, root):
+    async with open_harness(host, chatter, tools=tools, hooks=hooks, after_failure=after_failure) as (harness, root):
         async with asyncio.TaskGroup() as group:
             for name, plan in zip("abc", plans, strict=True):
                 group.create_task(client(name, root, plan))
@@ -258,7 +277,54 @@ async def talk(host: Host) -> None:
             await harness.idle()
 
 
-REASONS = frozenset({"aborted", "reset", "model_error", "run_failed", "stale"})
+async def meddled_talk(host: Host) -> None:
+    """The same, with hooks of every kind that take their time, stop requests, block calls and continue runs; what they
+    decide depends on what they are asked, so that it is the same in every life."""
+
+    def lot(*asked: object) -> float:
+        return random.Random(f"{host.seed} {asked}").random()  # noqa: S311
+
+    @before_request
+    async def remind(asked: HookRequest) -> RequestChange | None:
+        await host.clock.sleep(0.02)
+        return RequestChange(add=[SystemMessage("Mind the time.")]) if lot("add", asked.turn) < 0.5 else None
+
+    @gate_request
+    async def gate(asked: HookRequest) -> Stop | None:
+        await host.clock.sleep(0.02)
+        return Stop("by chance") if lot("stop", user_texts(asked.request), asked.turn) < 0.1 else None
+
+    @after_response
+    async def read(_asked: HookResponse) -> None:
+        await host.clock.sleep(0.02)
+
+    @on_yield
+    async def more(asked: HookAnswer) -> str | None:
+        await host.clock.sleep(0.2)
+        if asked.continued == 2 or lot("more", asked.message.text) < 0.5:
+            return None
+        return f"and then {asked.id} {asked.continued} {'measure' if lot('tool', asked.message.text) < 0.5 else ''}"
+
+    @after_tools
+    async def note(round: HookRound) -> None:
+        await host.clock.sleep(0.2)
+        for ended in round.calls:
+            assert ended.call.id == ended.result.call_id
+
+    @before_tool
+    async def check(asked: HookCall) -> Block | None:
+        await host.clock.sleep(0.02)
+        return Block("by chance") if lot("block", asked.arguments) < 0.2 else None
+
+    @after_tool
+    async def look(_asked: HookCall, _result: ToolResult) -> None:
+        await host.clock.sleep(0.02)
+
+    every: list[Hook] = [remind, gate, read, more, note, check, look]
+    await talk(host, [hook for hook in every if lot("installed", hook.point) < 0.7])
+
+
+REASONS = frozenset({"aborted", "gate", "reset", "model_error", "run_failed", "stale"})
 
 
 def answers_fit(records: Records) -> Iterator[str]:
@@ -285,7 +351,9 @@ def answers_fit(records: Records) -> Iterator[str]:
             said = decode_messages(answer.raw_messages)[-1]
             if answer.kind != ASSISTANT or answer.id <= entry.id or text not in getattr(said, "text", ""):
                 yield f"{label} is answered by entry {answer.id}, which does not tell of it"
-    if Counter(entry.kind for entry in records.entries)[USER] != sum(s.entry is not None for s in inputs):
+    # Those of a task are the words of a hook.
+    said = [entry for entry in records.of(USER) if entry.by_task is None]
+    if len(said) != sum(s.entry is not None for s in inputs):
         yield "there are user entries that nobody submitted, or some that are missing"
 
 
@@ -325,6 +393,14 @@ CHANCE = (
     Scenario(
         name="talk",
         program=talk,
+        rules=Rules(unsafe=frozenset({"launch"})),
+        any_effects=True,
+        steady=False,
+        always=talked,
+    ),
+    Scenario(
+        name="meddled-talk",
+        program=meddled_talk,
         rules=Rules(unsafe=frozenset({"launch"})),
         any_effects=True,
         steady=False,
