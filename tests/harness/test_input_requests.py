@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kit import Audit, Commits, Hold, Note, opened, transcript
 
+from perdure.harness.harness import Harness
 from perdure.harness.inbox import ConversationBusy
+from perdure.harness.messages import Text
 from perdure.kernel.errors import RequestConflict
 from perdure.kernel.records import Edit
 from perdure.storage.memory import MemoryStorage
+from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.model import ScriptedModel, fail, say
+
+
+def untyped(value: Any) -> Any:
+    return value
 
 
 def talk(**more) -> ScriptedModel:
@@ -138,3 +147,29 @@ async def test_a_refused_submission_takes_no_id_h26_h31() -> None:
         hold.release()
         await first.wait()
         assert (await (await root.submit("hi", request_id="r1")).answer()).text == "hello"
+
+
+@pytest.mark.parametrize("wrong", [5, 5.5, True, b"x", ["r"], {"r": 1}], ids=repr)
+async def test_a_request_id_that_is_no_text_is_refused_and_spoils_nothing_k209(wrong: Any, tmp_path: Path) -> None:
+    """SQLite would take 5 for "5" and keep what cannot be read: the session would end at each look at it."""
+    store = tmp_path / "agent.db"
+    async with Harness.open(SqliteStorage(store), models=talk()) as harness:
+        root = await harness.root()
+        for call in (root.submit("hi", request_id=wrong), root.write(Note(text="x"), request_id=wrong)):
+            with pytest.raises(TypeError, match=r"a request id is a text, not \w+ .*; use str\(\) of it"):
+                await call
+        assert await root.entries() == []
+        assert (await (await root.submit("hi", request_id="5")).answer()).text == "hello"
+    async with Harness.open(SqliteStorage(store), models=talk()) as harness:
+        assert (await (await (await harness.root()).submit("hi", request_id="5")).answer()).text == "hello"
+
+
+@pytest.mark.parametrize("wrong", [b"hi", [5], ["hi"], [Text(untyped(5))], 5, None], ids=repr)
+async def test_content_that_is_none_is_refused_at_the_call_k35(wrong: Any) -> None:
+    """It would be kept, and no model would ever read it."""
+    async with opened(talk()) as harness:
+        root = await harness.root()
+        with pytest.raises((TypeError, ValueError)):
+            await root.submit(wrong)
+        assert await root.entries() == []
+        assert not await root.busy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -311,9 +312,13 @@ async def test_the_first_cause_stays_the_cause() -> None:
 
 
 async def test_an_invalid_read_does_not_fail_the_session() -> None:
-    """Rule K131: a bad limit, an entry or conversation that is not there, a point that was not kept."""
+    """Rule K131: a bad limit, an entry or conversation that is not there, a past that was not kept, no number."""
     storage = HeldStorage()
     session = await sample(storage)
+    untyped: Any = session
+    for wrong in (untyped.entries(2, limit="5"), untyped.entries(2, first=[1]), untyped.tasks(limit=[])):
+        with pytest.raises(InvalidRead):
+            await wrong
     with pytest.raises(InvalidRead):
         await session.entries(2, limit=0)
     with pytest.raises(InvalidRead):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -264,3 +265,29 @@ async def test_a_storm_of_writers_and_readers_stays_consistent() -> None:
         assert torn == []
         assert there(await session.snapshot(Tally)).n == 50
         assert len(await session.entries(place)) == 51
+
+
+async def test_a_call_from_another_event_loop_is_refused_at_once_k208() -> None:
+    """A wait there would never end, and what it changes is not made for two threads."""
+    async with Session.open(HeldStorage()) as session:
+        place = await conversation(session)
+
+        async def commit() -> None:
+            async with session.commit() as tx:
+                (await tx.draft(Tally)).n = 5
+
+        def call(make: Callable[[], Awaitable[object]]) -> str:
+            async def wait() -> None:
+                await make()
+
+            with pytest.raises(RuntimeError) as raised:
+                asyncio.run(wait())
+            return str(raised.value)
+
+        for make in (commit, lambda: session.entries(place), lambda: session.snapshot(Tally), session.close):
+            assert "run_coroutine_threadsafe" in await asyncio.to_thread(call, make)
+        assert session.close_report is None
+        assert await session.snapshot(Tally) is None
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(commit(), loop).result(10))
+        assert there(await session.snapshot(Tally)).n == 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -870,3 +872,40 @@ async def test_what_is_too_large_is_refused_by_name_and_the_session_goes_on(monk
                 (await tx.draft(Blob)).text = "x" * 1_000
         assert await session.entries(place) == []
         await note(session, place)
+
+
+WRONG: list[Callable[[Any], object]] = [
+    lambda tx: tx.append_record(5),
+    lambda tx: tx.append_record("app.raw", by_task="4"),
+    lambda tx: tx.append_record("app.raw", data=msgspec.Raw(b"{no json")),
+    lambda tx: tx.append_record("app.raw", data=msgspec.Raw(b'{"a": NaN}')),
+    lambda tx: tx.new_task(kind="app.work", version="1", phase="start", input=NULL),
+    lambda tx: tx.new_submission(type="write", status="done", digest=5),
+    lambda tx: tx.new_submission(type="write", status="done", digest="d", request_id=5),
+    lambda tx: tx.new_submission(type="write", status="done", digest="d", request_id=True),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+async def test_a_record_that_could_not_be_read_again_is_refused_k209(number: int) -> None:
+    """Untyped callers give what they have; a store that took it could not be read any more."""
+    storage = HeldStorage()
+    async with Session.open(storage) as session:
+        place = await conversation(session)
+        with pytest.raises((NotJson, TypeError)):
+            async with session.commit(conversation_id=place) as tx:
+                WRONG[number](tx)
+        await note(session, place)
+        assert len(await session.entries(place)) == 1
+
+
+async def test_a_fork_at_what_is_no_id_is_refused_k209() -> None:
+    async with Session.open(HeldStorage()) as session:
+        place = await conversation(session)
+        entry = await note(session, place)
+        for wrong in (str(entry), float(entry)):
+            with pytest.raises((NotJson, NotFound, TypeError)):
+                async with session.commit() as tx:
+                    untyped: Any = tx
+                    await untyped.fork(place, wrong)
+        assert [record.id for record in await session.conversations()] == [place]

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from perdure.harness.boundary import Boundary, plan
 from perdure.harness.documents import RESET, USER, Inbox, InboxEntry, InboxItem, InboxMode, Live
-from perdure.harness.messages import Text, UserPart, decode_messages, user_content
+from perdure.harness.messages import Image, Text, UserPart, decode_messages, user_content
 from perdure.harness.settings import Settings
 from perdure.kernel.entries import Entry
 from perdure.kernel.errors import NotFound, PerdureError
@@ -133,14 +133,20 @@ def reset_content(handoff: str | Sequence[UserPart] | None) -> Content:
 
 
 def _said(content: str | Sequence[UserPart]) -> tuple[UserPart, ...]:
-    """The parts that hold something: models refuse empty texts."""
-    return tuple(part for part in user_content(content) if not (isinstance(part, Text) and not part.text))
+    """The parts that hold something: models refuse empty texts. Raises TypeError for what is no part."""
+    parts = user_content(content)
+    for at, part in enumerate(parts):
+        if type(part) is not Text and type(part) is not Image:  # of untyped callers
+            raise TypeError(f"content[{at}] is a Text or an Image, not {type(part).__name__}")
+    return tuple(part for part in parts if not (isinstance(part, Text) and not part.text))
 
 
 def _user_message(parts: Sequence[UserPart], at: str) -> JsonValue:
     content = [cast("JsonValue", msgspec.to_builtins(part)) for part in parts]
     check_json(content, at=at)
-    return {"role": "user", "content": content}
+    message: JsonValue = {"role": "user", "content": content}
+    _check_messages([message], at)
+    return message
 
 
 def _check_messages(messages: object, what: str) -> None:

@@ -15,6 +15,7 @@ class Line:
 
     def __init__(self, bound: float, on_slow: Callable[[object], None]) -> None:
         """``on_slow`` is called with a transaction that holds the line longer than ``bound`` seconds (rule K58)."""
+        self._loop = asyncio.get_running_loop()
         self._bound = bound
         self._on_slow = on_slow
         self._since = 0.0
@@ -28,7 +29,13 @@ class Line:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def check_outside(self) -> None:
-        """Raise InsideTransaction when the calling task is inside its own open transaction."""
+        """Raise InsideTransaction when the calling task is inside its own open transaction, and RuntimeError in another
+        event loop than the session's, where a wait would never end (rule K208)."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "a session is called in the event loop that opened it; from another thread use "
+                "asyncio.run_coroutine_threadsafe(call, loop_of_the_session)"
+            )
         if self._holder is not None and self._holder is asyncio.current_task():
             raise InsideTransaction(
                 "a session call was awaited inside this task's own open transaction; use the transaction's methods, "

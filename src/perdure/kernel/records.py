@@ -128,6 +128,12 @@ _SUBMISSION_MOVES: dict[tuple[SubmissionType, SubmissionStatus | None], tuple[Su
 }
 
 
+def check_request_id(value: object) -> None:
+    """Raise TypeError for what is no text, as a number: a store would not tell it from the text of its digits."""
+    if not isinstance(value, str):
+        raise TypeError(f"a request id is a text, not {type(value).__name__} {value!r}; use str() of it")
+
+
 def check_submission_move(old: SubmissionRecord | None, new: SubmissionRecord) -> None:
     """Raise InvalidTransition unless ``new`` may follow ``old`` (None: it is being created)."""
     was = None if old is None else old.status

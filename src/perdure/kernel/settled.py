@@ -39,6 +39,7 @@ from perdure.kernel.records import (
     SubmissionRecord,
     SubmissionStatus,
     TaskRecord,
+    check_request_id,
 )
 from perdure.kernel.storage import ANY, Anything, Batch, Order, Segment, Storage, StoreInfo
 from perdure.kernel.transaction_documents import address_of
@@ -137,6 +138,8 @@ class SettledReads(ABC):
             found = await bounded(read, context)
         except (InvalidRead, ContextCancelled, ContextDeadline):
             raise
+        except TypeError as error:  # of untyped callers: an id that is a list, a limit that is a text
+            raise InvalidRead(f"what was looked for is nothing a record can have ({error})") from error
         except Exception as error:
             if self.failed is not None and self.failed is not error:
                 raise SessionFailed(self.failed) from error
@@ -229,6 +232,7 @@ class SettledReads(ABC):
     ) -> SubmissionRecord | None:
         """The submission that holds the request id in this conversation, whatever became of it."""
         self.check_read()
+        check_request_id(request_id)
         return await self.reading(self.storage.request(conversation_id, request_id), context)
 
     async def lineage(self, conversation_id: int, *, staged: bool = False) -> tuple[Segment, ...]:

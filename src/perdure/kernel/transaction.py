@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -41,6 +41,7 @@ from perdure.kernel.records import (
     SubmissionStatus,
     SubmissionType,
     TaskRecord,
+    check_request_id,
     check_submission_move,
     check_task_move,
     to_raw,
@@ -55,6 +56,9 @@ D = TypeVar("D", bound=Document)
 I_contra = TypeVar("I_contra", contravariant=True)
 
 _encoder = msgspec.json.Encoder()
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ConversationRecord, EntryRecord, TaskRecord, SubmissionRecord)
+}
 
 
 class TaskKind(Protocol[I_contra]):
@@ -372,6 +376,8 @@ class Transaction(TransactionContents):
             entry=entry,
         )
         check_submission_move(None, record)
+        if request_id is not None:
+            check_request_id(request_id)
         self._submissions[record.id] = record
         return record
 
@@ -507,19 +513,22 @@ class Transaction(TransactionContents):
 
 
 def _check_record(what: str, record: ConversationRecord | EntryRecord | TaskRecord | SubmissionRecord) -> None:
-    """The JSON in it was checked as it was built; here it is the rest, and the whole."""
+    """The JSON in it was checked as it was built; here it is the rest, and the whole (rule K209)."""
     try:
-        size = len(_encoder.encode(record))
+        encoded = _encoder.encode(record)
+        _decoders[type(record)].decode(encoded)
+    except msgspec.MsgspecError as error:
+        raise NotJson(_name(what, record), str(error)) from None
     except (UnicodeEncodeError, OverflowError) as error:
         text = isinstance(error, UnicodeEncodeError)
         reason = "a text with a lone surrogate" if text else "an integer beyond 64 bits"
         raise NotJson(_name(what, record), reason) from None
-    if size > MAX_RECORD_BYTES:
-        raise TooLarge(_name(what, record), size, MAX_RECORD_BYTES)
+    if len(encoded) > MAX_RECORD_BYTES:
+        raise TooLarge(_name(what, record), len(encoded), MAX_RECORD_BYTES)
 
 
 def _name(what: str, record: ConversationRecord | EntryRecord | TaskRecord | SubmissionRecord) -> str:
-    kind = f" ({ascii(record.kind)[1:-1]})" if isinstance(record, (EntryRecord, TaskRecord)) else ""
+    kind = f" ({ascii(str(record.kind))[1:-1]})" if isinstance(record, (EntryRecord, TaskRecord)) else ""
     return f"{what} {record.id}{kind}"
 
 

@@ -14,6 +14,7 @@ from perdure.kernel.records import (
     SubmissionRecord,
     SubmissionStatus,
     TaskRecord,
+    check_request_id,
 )
 from perdure.kernel.storage import ANY, Anything, Order
 
@@ -98,6 +99,7 @@ class TransactionReads:
     async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
         """The submission that holds the request id in this conversation, whatever became of it."""
         self.check_open()
+        check_request_id(request_id)
         if conversation_id in self._deleted:
             return None
         own = _asked(self._submissions, conversation_id, request_id)
