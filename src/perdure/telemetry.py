@@ -133,6 +133,7 @@ class OpenTelemetry:
                     attributes["perdure.recovery"] = what.recovery
             case CompactionBegan():
                 name = "compaction"
+                attributes["perdure.compaction.reason"] = what.reason
                 attributes["perdure.resumed"] = what.resumed
         return self._tracer.start_span(
             name, trace.set_span_in_context(parent), kind=kind, attributes=attributes, links=links
@@ -255,7 +256,9 @@ class _Instruments:
                 assert isinstance(what, CallBegan), "it began as what it ended as"
                 self._call_ended(what, how, seconds)
             case CompactionEnded():
-                self._compactions.add(1, {"perdure.compaction.outcome": how.outcome})
+                assert isinstance(what, CompactionBegan), "it began as what it ended as"
+                told = {"perdure.compaction.reason": what.reason, "perdure.compaction.outcome": how.outcome}
+                self._compactions.add(1, told)
             case AttemptEnded():
                 assert isinstance(what, AttemptBegan), "it began as what it ended as"
                 self._attempt_ended(what, how, seconds, first)
@@ -322,7 +325,7 @@ def _end_attributes(how: Ended) -> tuple[Attributes, str | None]:
             error = None if how.code == "ok" else how.raised or how.code
             return {"perdure.call.code": how.code, "perdure.ended.seq": how.seq}, error
         case CompactionEnded():
-            error = None if how.outcome in ("completed", "aborted") else how.outcome
+            error = None if how.outcome in ("completed", "aborted") else how.code or how.outcome
             return {"perdure.compaction.outcome": how.outcome, "perdure.ended.seq": how.seq}, error
         case AttemptEnded():
             return _answer_attributes(how), how.error

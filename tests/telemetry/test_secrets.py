@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.compaction_kit import asks_for_summary
 from harness.kit import Hold, Note, until
 from perdure import (
     Agent,
@@ -40,6 +41,7 @@ from perdure import (
     tool,
 )
 from perdure.cli.app import app
+from perdure.harness.compaction_policy import Compaction
 from perdure.harness.hooks import HookCall, after_tool, before_tool
 from perdure.harness.model import ModelRequest
 from perdure.kernel.document import field
@@ -71,6 +73,10 @@ class Profile(Document, kind="app.profile", version=1, scope="conversation"):
     note: str = ""
     number: int = 0
     parts: dict[str, str] = field(default_factory=dict)
+
+
+class Kept(Document, kind="app.kept", version=1, scope="session", family=True):
+    note: str = ""
 
 
 class Faulty(Task[str, str], kind="app.faulty", version=1):
@@ -165,6 +171,9 @@ def reply(request: ModelRequest) -> Reply:
     """By the words of the newest input; a round of tools first, then words."""
     newest = request.messages[-1]
     words = getattr(newest, "text", "")
+    if asks_for_summary(request):
+        bad = said("bad-summary") in str(request.messages)
+        return fail("refused", raised("summary")) if bad else say(said("summary"))
     if "fail once" in words:
         return fail("overloaded", raised("provider"), times=1, partial=said("partial"), then=say(said("answer")))
     if "fail" in words:
@@ -212,6 +221,7 @@ class World:
             extensions=[extension, coding_tools()],
             environment=LocalEnvironment(self.folder),
             instructions=said("instructions"),
+            compaction=Compaction(keep_recent_tokens=50, background_tokens=0),
             retry=RetryPolicy(retries=1, first_ms=1, jitter=0),
             telemetry=self.told.telemetry,
             on_report=self.reports.append,
@@ -253,7 +263,14 @@ async def everything(world: World) -> None:
             with pytest.raises(Unanswered) as unanswered:
                 await submission.answer()
             assert RAISED in str(unanswered.value), "the host is told why"
+        for instructions in (said("bad-summary"), said("summary-wish")):
+            compaction = await root.compact(instructions=instructions)
+            await harness.tasks.wait(compaction)
         await root.reset(said("handoff"))
+        watch = harness.session.watch(Kept, key=said("document-key"))
+        async with root.commit() as tx:
+            (await tx.draft(Kept, key=said("document-key"))).note = said("document")
+        await watch.__aenter__()
         await harness.tasks.wait(faulty.id)
         await harness.send_signal(rejected.id, "other", said("signal"))
         await refusals(world, harness, rejected.id)
@@ -330,6 +347,8 @@ async def test_no_secret_is_told_logged_reported_or_inspected_h285_h286(
     kinds = {report.type for report in world.reports}
     assert {
         "tool_raised",
+        "compaction_failed",
+        "unreleased",
         "hook_failed",
         "model_adapter_failed",
         "task_faulted",
@@ -341,6 +360,7 @@ async def test_no_secret_is_told_logged_reported_or_inspected_h285_h286(
     )
     codes = {code for _, code in world.told.counts("perdure.tool_calls")}
     assert codes >= {"ok", "tool_error", "timeout", "blocked", "invalid_arguments", "tool_unavailable", "interrupted"}
+    assert {outcome for outcome, _ in world.told.counts("perdure.compactions")} == {"completed", "failed"}
     assert world.told.spans.open == []
     names = {line.partition(" ")[0] for line in log.lines}
     assert {"perdure", "perdure.runs", "perdure.calls", "perdure.tasks", "perdure.commits"} <= names

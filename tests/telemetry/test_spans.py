@@ -12,8 +12,10 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
+from harness.compaction_kit import fill, model
 from harness.kit import Commits, Hold, opened
 from perdure import Harness, MemoryStorage, OpenTelemetry, Report, ToolCall, Unanswered, tool
+from perdure.harness.compaction_policy import Compaction
 from perdure.harness.messages import Usage
 from perdure.testing.loop import SimulatedEntropy
 from perdure.testing.model import ScriptedModel, call, calls, fail, say
@@ -169,6 +171,40 @@ async def test_an_abort_ends_what_is_under_way_h289() -> None:
     run = told.one("invoke_agent")
     assert attributes_of(run)["perdure.run.reason"] == "aborted"
     assert "error.type" not in attributes_of(run)
+
+
+async def test_a_compaction_is_a_span_with_its_own_request_h282() -> None:
+    told = Told()
+    async with opened(model(), compaction=Compaction(background_tokens=0), telemetry=told.telemetry) as harness:
+        root = await harness.root()
+        await fill(root, 9)
+        assert (await (await root.submit("and now?")).answer()).text == "ok"
+    compaction, run = told.one("compaction"), told.named("invoke_agent")[-1]
+    assert compaction.context
+    assert run.context
+    assert parent_id(compaction) == run.context.span_id, "the run waited for it"
+    attributes = attributes_of(compaction)
+    assert attributes["perdure.compaction.reason"] == "threshold"
+    assert attributes["perdure.compaction.outcome"] == "completed"
+    within = [span for span in told.named("chat") if parent_id(span) == compaction.context.span_id]
+    assert len(within) == 1
+    assert attributes_of(within[0])["perdure.task.id"] == attributes["perdure.task.id"]
+    assert told.counts("perdure.compactions") == {("completed", "threshold"): 1}
+
+
+async def test_a_compaction_that_fails_says_its_code_h282() -> None:
+    told, reports = Told(), list[Report]()
+    failing = model(summary=lambda _: fail("refused", "words of the provider"))
+    policy = Compaction(background_tokens=0)
+    async with opened(failing, compaction=policy, telemetry=told.telemetry, reports=reports) as harness:
+        root = await harness.root()
+        await fill(root, 9)
+        await (await root.submit("and now?")).wait()
+    failed = told.one("compaction")
+    assert attributes_of(failed)["perdure.compaction.outcome"] == "failed"
+    assert attributes_of(failed)["error.type"] == "refused"
+    assert told.counts("perdure.compactions") == {("failed", "threshold"): 1}
+    assert [report.message for report in reports] == ["a threshold compaction failed: refused"]
 
 
 # --- restarts -----------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
 from perdure.tasks.transaction import RunTransaction
 
-_log = logging.getLogger("perdure")
+_log = logging.getLogger("perdure.compactions")
 
 MOST_SHRINKS = 3
 """How often a request for a summary that is too long all the same is sent again with half the text."""
@@ -279,6 +279,8 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         if delay is None:
             return await self._fail(run, _End(error.code, said))
         _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, at.attempt + 1, error.code, delay)
+        if host.tracing is not None:
+            host.tracing.retried(error.code)
         async with run.commit() as tx:
             await self._count(run, tx)
             limit = await self._limit(run, tx)
@@ -367,7 +369,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
 
     def _tell(self, run: _Run, end: _End) -> None:
         if end.code not in QUIET:
-            self._report(run.record, "compaction_failed", f"{run.input.reason}: {end.code}: {end.message}")
+            self._report(run.record, "compaction_failed", f"a {run.input.reason} compaction failed: {end.code}")
 
     async def _end(
         self,

@@ -1,8 +1,9 @@
 """What settled commits say to the log: of commits, tasks, runs and calls (rule H288). Ids, kinds, phases and codes.
 
-``perdure.runs`` tells at INFO how a run ended, that one goes on after a restart, and each retry; ``perdure.calls`` what
-was decided about a call that had been cut off. At DEBUG there is a line a commit (``perdure.commits``), a task that
-moved (``perdure.tasks``) and a call that ended. Reports are warnings of ``perdure`` itself.
+At INFO ``perdure.runs`` tells how a run ended, that one goes on after a restart, and each retry;
+``perdure.compactions`` how one ended; ``perdure.calls`` what was decided about a call that had been cut off. At DEBUG
+there is a line a commit (``perdure.commits``), a task that moved (``perdure.tasks``) and a call that ended. Reports are
+warnings of ``perdure`` itself.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from contextlib import suppress
 
 import msgspec
 
-from perdure.harness.documents import TOOL_RESULT
+from perdure.harness.documents import COMPACTION, TOOL_RESULT
 from perdure.harness.runs import GENERATION
 from perdure.harness.scopes import TOOL_TASK
-from perdure.kernel.records import Completing, Running, SubmissionRecord, TaskRecord, Terminal
+from perdure.kernel.records import Completing, Failed, Running, SubmissionRecord, TaskRecord, Terminal
 from perdure.kernel.session import Session, Settled
 
 _commits = logging.getLogger("perdure.commits")
 _tasks = logging.getLogger("perdure.tasks")
 _runs = logging.getLogger("perdure.runs")
 _calls = logging.getLogger("perdure.calls")
+_compactions = logging.getLogger("perdure.compactions")
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -64,6 +66,11 @@ def code_of(record: TaskRecord, settled: Settled) -> str:
     return outcome_of(record)
 
 
+def failure_code(record: TaskRecord) -> str | None:
+    """The code of a built-in task that failed."""
+    return record.outcome.error.code if isinstance(record.outcome, Failed) else None
+
+
 class RunLog:
     """An observer of the session. It costs a test a commit where the log is not at INFO."""
 
@@ -96,6 +103,15 @@ class RunLog:
                 _tasks.debug("task=%d kind=%s status=%s phase=%s", record.id, record.kind, record.status, phase)
             if record.kind == GENERATION:
                 self._tell_run(record, settled)
+            elif record.kind == COMPACTION and type(record.state) is Terminal:
+                _compactions.info(
+                    "compaction ended task=%d conversation=%d outcome=%s code=%s seq=%d",
+                    record.id,
+                    record.conversation_id,
+                    outcome_of(record),
+                    failure_code(record),
+                    settled.seq,
+                )
             elif debug and record.kind == TOOL_TASK and type(record.state) is Terminal:
                 _calls.debug("call ended task=%d code=%s", record.id, code_of(record, settled))
 

@@ -57,6 +57,8 @@ class CallBegan(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompactionBegan(msgspec.Struct, frozen=True, kw_only=True):
     place: Place
+    reason: str
+    """A CompactionReason."""
     resumed: bool
 
 
@@ -90,7 +92,9 @@ class CallEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompactionEnded(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
-    """``completed``, ``aborted``, ``faulted``, ``orphaned``, or the code of its failure."""
+    """``completed``, ``failed``, ``aborted``, ``faulted`` or ``orphaned``."""
+    code: str | None
+    """Of its failure."""
     seq: int
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import msgspec
 
 from perdure.harness.documents import COMPACTION
 from perdure.harness.messages import AssistantMessage
-from perdure.harness.model import Answers, Finished, ModelError, ModelErrorCode, ModelEvent, ModelRequest
+from perdure.harness.model import Answers, Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.registry import Registry
-from perdure.harness.runlog import code_of, ending_of, inputs_of, outcome_of
+from perdure.harness.runlog import code_of, ending_of, failure_code, inputs_of, outcome_of
 from perdure.harness.runs import GENERATION
 from perdure.harness.scopes import TOOL_TASK
 from perdure.harness.telemetry import (
@@ -52,13 +52,18 @@ T = TypeVar("T")
 
 TOLD = frozenset({GENERATION, TOOL_TASK, COMPACTION})
 """Kinds of tasks that are operations."""
-CODES = frozenset[str](get_args(ModelErrorCode))
 
 
 class _Named(msgspec.Struct, frozen=True):
     """What of the input of a call is looked at."""
 
     name: str
+
+
+class _Reason(msgspec.Struct, frozen=True):
+    """What of the input of a compaction is looked at."""
+
+    reason: str
 
 
 class Tracing:
@@ -112,7 +117,7 @@ class Tracing:
         self._recovered[task] = decision
 
     def retried(self, code: str) -> None:
-        self._tell(Retried(model_code(code)))
+        self._tell(Retried(code))
 
     # --- what commits tell -------------------------------------------------------------------------------------
 
@@ -151,7 +156,7 @@ class Tracing:
             return RunEnded(reason=ending_of(record, settled), submissions=inputs, seq=settled.seq)
         if record.kind == TOOL_TASK:
             return CallEnded(code=code_of(record, settled), raised=raised, seq=settled.seq)
-        return CompactionEnded(outcome=outcome_of(record), seq=settled.seq)
+        return CompactionEnded(outcome=outcome_of(record), code=failure_code(record), seq=settled.seq)
 
     def _count(self, live: int, blocked: int) -> None:
         before, self._counted = self._counted, (live, blocked)
@@ -180,7 +185,8 @@ class Tracing:
         place, resumed = self._place(record), record.id in self._found
         if record.kind == GENERATION:
             return self._begin(record, RunBegan(place=place, resumed=resumed))
-        return self._begin(record, CompactionBegan(place=place, resumed=resumed))
+        reason = msgspec.json.decode(record.raw_input, type=_Reason).reason
+        return self._begin(record, CompactionBegan(place=place, reason=reason, resumed=resumed))
 
     def _begin_call(self, record: TaskRecord, tool: str | None) -> Operation | None:
         """``tool``: as its definition names it; None: as the model did, if there is one of that name."""
@@ -335,7 +341,7 @@ class _Attempt(AsyncIterator[ModelEvent]):
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, ModelError):
-            self._end(AttemptEnded(error=model_code(error.code), usage=error.usage and countable(error.usage)))
+            self._end(AttemptEnded(error=error.code, usage=error.usage and countable(error.usage)))
         else:
             self._end(AttemptEnded(error=type(error).__name__))
 
@@ -343,8 +349,3 @@ class _Attempt(AsyncIterator[ModelEvent]):
         operation, self._operation = self._operation, None
         if operation is not None:
             self._tracing.safely(lambda: operation.end(how))
-
-
-def model_code(code: str) -> str:
-    """A code of ModelError; an adapter may write others."""
-    return code if code in CODES else "other"

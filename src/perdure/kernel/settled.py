@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from perdure.kernel import lineage as history
 from perdure.kernel.context import Context, bounded
@@ -440,7 +441,8 @@ class SettledReads(ABC):
             self.drop_source(source)
             self.documents.use(loaded)
 
-        source: Source[D] = Source(str(address), seq=self.seq, value=value, on_idle=forget, detach=detach)
+        name = str(structs.replace(address, key=""))  # it is reported, and a key may be anything (rule H285)
+        source: Source[D] = Source(name, seq=self.seq, value=value, on_idle=forget, detach=detach)
         loaded.sources[definition] = source  # pyright: ignore[reportArgumentType]
         self.add_source(source)
         return source
