@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from perdure.harness.compaction_policy import Compaction
 from perdure.harness.conversation import Conversation
 from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
@@ -61,14 +62,19 @@ async def open_harness(
     after_failure: AfterFailure = "keep",
     limits: Limits | None = None,
     conversation_limits: Limits | None = None,
+    compaction: Compaction | None = None,
+    window: int = 1_000_000,
     cue: Callable[[ModelRequest], Cue | None] | None = None,
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
-    """A harness on the host with a scripted model (None: without models), and its root conversation."""
+    """A harness on the host with a scripted model (None: without models), and its root conversation.
+
+    ``window``: of the model, in tokens.
+    """
 
     async def pace(_request: ModelRequest, _number: int) -> None:
         await host.clock.sleep(per_event)
 
-    model: Models | None = None if replies is None else ScriptedModel(replies, pace=pace)
+    model: Models | None = None if replies is None else ScriptedModel(replies, pace=pace, context_window=window)
     if model is not None and cue is not None:
         model = FaultyModels(model, cue)
     async with Harness.open(
@@ -79,6 +85,7 @@ async def open_harness(
         after_failure=after_failure,
         limits=limits,
         conversation_limits=conversation_limits,
+        compaction=compaction,
         clock=host.clock,
         entropy=host.entropy,
         on_report=host.report,
