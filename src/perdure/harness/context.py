@@ -195,7 +195,7 @@ class ModelContext:
         """How many calls before it wait for a result there."""
         self._weights = array("q")
         self._sums = array("q")
-        """Estimated tokens through it."""
+        """Estimated tokens through it, of what a head keeps."""
         self.count = Count()
         """The tokens of all of it."""
         self._odd: dict[int, _Item] = {}
@@ -327,7 +327,9 @@ class ModelContext:
         self._places.append(len(self._list))
         self._opened.append(min(len(self._open), MOST_OPEN))
         self._weights.append(weighs)
-        if edit is not None:
+        if isinstance(item, _Item) and item.system:
+            tokens = 0  # no head keeps it
+        elif edit is not None:
             tokens = tokens_of(edit) if edit else 0
         self._sums.append(tokens + (self._sums[-1] if self._sums else 0))
         self.bytes += weighs
