@@ -85,6 +85,19 @@ async def test_a_hook_is_asked_before_the_intent_h185() -> None:
         assert [phases(c) for c in commits.durable] == [[], ["start"], ["execute"], ["Terminal"], []]
 
 
+async def test_a_hook_of_another_conversation_is_not_waited_for_h185() -> None:
+    async def never(_: HookCall) -> None:
+        raise AssertionError
+
+    hooks = [before_tool(conversation=99)(never), before_tool(conversation=99, subtree=True)(never)]
+    model = ScriptedModel({"hi": [call("look", at=1), say("done")]})
+    async with opened(model, tools=(look,), extensions=[Extension("hooks", hooks=hooks)]) as harness:
+        root = await harness.root()
+        commits = Commits(harness)
+        await (await root.submit("hi")).wait()
+        assert [phases(c) for c in commits.durable] == [[], ["execute"], ["Terminal"], []]
+
+
 async def test_an_intent_function_is_asked_before_the_intent_h185() -> None:
     @tool
     async def act(n: int) -> str:

@@ -30,6 +30,7 @@ from perdure.harness.hooks import (
     gate_request,
     on_yield,
 )
+from perdure.harness.limits import Limits
 from perdure.harness.messages import (
     AssistantMessage,
     SystemMessage,
@@ -426,6 +427,18 @@ async def test_a_run_is_continued_a_bounded_number_of_times_h225(monkeypatch: py
             await (await root.submit("hi")).wait()
         assert (await kinds(root)).count(ASSISTANT) == 8
     assert [report.type for report in reports] == ["continuations_exhausted"] * 2
+
+
+async def test_a_continued_run_ends_as_it_ends_then_h131_h159() -> None:
+    @on_yield
+    async def again(answer: HookAnswer) -> str:
+        return "go on"
+
+    async with world(ScriptedModel(say("one")), again, conversation_limits=Limits(turns=2)) as (_, root):
+        record = await (await root.submit("hi")).wait()
+        assert (record.status, record.reason) == ("unanswered", "limit")
+        assert await kinds(root) == [USER, ASSISTANT, USER, ASSISTANT, USER]
+        assert not await root.busy()
 
 
 async def test_words_that_say_nothing_are_skipped_h132() -> None:

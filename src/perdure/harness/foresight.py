@@ -9,7 +9,6 @@ import msgspec
 
 from perdure.harness.documents import Agent
 from perdure.harness.environment import ExecutionEnvironment
-from perdure.harness.hooks import BeforeTool
 from perdure.harness.registry import Registry
 from perdure.harness.scopes import CallIntent, EnvironmentFor
 from perdure.harness.tool import AnyTool
@@ -35,8 +34,8 @@ def foresee(
     name: str,
     arguments: msgspec.Raw,
 ) -> Foreseen | None:
-    """The call, if no hook, intent function or scope has to be asked before its intent, and nothing is wrong with
-    it."""
+    """The call, if no intent function or scope has to be asked before its intent, and nothing is wrong with it. That no
+    hook has to be asked is known."""
     try:
         return _foresee(registry, environment_for, conversation_id, agent, name, arguments)
     except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
@@ -53,8 +52,6 @@ def _foresee(
 ) -> Foreseen | None:
     tool = registry.find_tool(agent, name)
     if tool is None or tool.prepares_intent:
-        return None
-    if any(each.hook.applies_to(conversation_id) is not False for each in registry.hooks(agent, BeforeTool)):
         return None
     environment = environment_for(conversation_id) if tool.uses_environment else None
     if environment is not None and environment.scope is not None:

@@ -32,7 +32,7 @@ from perdure.harness.documents import (
     UsageTotals,
 )
 from perdure.harness.foreign import storable_text
-from perdure.harness.hooks import AfterTools, HookRequest, HookResponse, Stop
+from perdure.harness.hooks import AfterTools, BeforeTool, HookRequest, HookResponse, Stop
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, Placed, awaits_reset, place
 from perdure.harness.limits import LimitReached
@@ -405,6 +405,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         tools = [self._host.registry.find_tool(agent, call.name) for call in message.tool_calls]
         one_by_one = any(tool is not None and tool.sequential for tool in tools)
         live = await tx.draft(Live)
+        hooked = bool(await self._host.hooks.applying(BeforeTool, run.conversation_id, tx=tx))
         # What depends on settings is foreseen under those that hold in this commit; it takes microseconds a call.
         tasks: list[int] = []
         for index, call in enumerate(message.tool_calls):
@@ -416,7 +417,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 after=tasks[-1] if one_by_one and tasks else None,
             )
             foreseen = None
-            if input.after is None:
+            if input.after is None and not hooked:
                 foreseen = self._calls.foresee(run.conversation_id, agent, call.name, call.arguments)
             if foreseen is None:
                 task = tx.create_task(ToolTask, input)
