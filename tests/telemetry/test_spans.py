@@ -14,7 +14,19 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from harness.compaction_kit import fill, model
 from harness.kit import Commits, Hold, opened
-from perdure import Harness, MemoryStorage, OpenTelemetry, Report, ToolCall, Unanswered, tool
+from perdure import (
+    Extension,
+    Harness,
+    MemoryStorage,
+    Next,
+    OpenTelemetry,
+    Report,
+    Run,
+    Task,
+    ToolCall,
+    Unanswered,
+    tool,
+)
 from perdure.harness.compaction_policy import Compaction
 from perdure.harness.messages import Usage
 from perdure.testing.loop import SimulatedEntropy
@@ -333,6 +345,28 @@ async def test_live_and_blocked_tasks_are_counted_while_they_are_h284() -> None:
         await hold.reached.wait()
         assert told.counts("perdure.tasks.live") == {(): 1}
     assert told.counts("perdure.tasks.live") == {(): 0}, "a harness that closes takes its own back"
+
+
+class Errand(Task[None, None], kind="app.errand", version=1):
+    async def start(self, run: Run[None, None, None]) -> Next[None]:
+        async with run.commit() as tx:
+            return tx.complete(None)
+
+
+async def test_work_that_is_blocked_is_counted_though_nothing_is_committed_h284() -> None:
+    told, storage = Told(), MemoryStorage()
+    async with opened(None, storage=storage, extensions=[Extension("app", tasks=[Errand])]) as harness:
+        async with (await harness.root()).commit() as tx:
+            tx.create_task(Errand, None)
+        storage = storage.snapshot()
+    async with opened(None, storage=storage, telemetry=told.telemetry) as harness:
+        seq = harness.session.seq
+        harness.resume()
+        assert harness.session.seq == seq
+        assert told.counts("perdure.tasks.blocked") == {(): 1}
+        harness.registry.install(Extension("app", tasks=[Errand]))
+        await harness.idle()
+        assert told.counts("perdure.tasks.blocked") == {(): 0}
 
 
 # --- what must not happen -----------------------------------------------------------------------------------------

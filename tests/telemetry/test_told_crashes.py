@@ -19,6 +19,7 @@ NAMES = [
     "abort",
     "failing-tools",
     "follow-up",
+    "gated",
     "model-error",
     "parallel-tools",
     "poisoned-run",

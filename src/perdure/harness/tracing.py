@@ -92,6 +92,8 @@ class Tracing:
     def attach(self, tasks: TaskRuntime) -> None:
         """The session's runtime, as soon as it is there."""
         self._tasks = tasks
+        tasks.on_blocked(lambda _: self._recount())  # neither takes a commit
+        tasks.on_unblocked(lambda _: self._recount())
 
     # --- what code tells ---------------------------------------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Tracing:
                     self._end(record, settled)
                 elif type(record.state) is Running and record.kind != TOOL_TASK:
                     self._operation(record)
-        self._count(len(self._session.live.settled), 0 if self._tasks is None else len(self._tasks.blocked_tasks))
+        self._recount()
 
     def _end(self, record: TaskRecord, settled: Settled) -> None:
         operation = self._operation(record)
@@ -157,6 +159,9 @@ class Tracing:
         if record.kind == TOOL_TASK:
             return CallEnded(code=code_of(record, settled), raised=raised, seq=settled.seq)
         return CompactionEnded(outcome=outcome_of(record), code=failure_code(record), seq=settled.seq)
+
+    def _recount(self) -> None:
+        self._count(len(self._session.live.settled), 0 if self._tasks is None else len(self._tasks.blocked_tasks))
 
     def _count(self, live: int, blocked: int) -> None:
         before, self._counted = self._counted, (live, blocked)
