@@ -13,6 +13,8 @@ import pytest
 from storage_subjects import copy_files
 
 from perdure.kernel.errors import InvalidRead, StorageError
+from perdure.kernel.records import ConversationRecord
+from perdure.kernel.storage import DocumentWrite
 from perdure.storage import sqlite_mailbox, sqlite_reads
 from perdure.storage.sqlite import SqliteStorage
 from perdure.storage.sqlite_reads import Reader
@@ -134,4 +136,41 @@ async def test_a_commit_is_readable_only_once_it_was_published(tmp_path: Path) -
     await reading
     assert order == ["published", "read"]
     writer._seq = 0
+    await storage.close()
+
+
+async def test_a_read_that_is_over_keeps_no_old_state(tmp_path: Path) -> None:
+    """K61, K149: or the log could not begin anew until the next read, and would grow."""
+    path = tmp_path / "store.db"
+    line = await opened(path)
+    storage = line.storage
+    entry, task, asked = line.entry(1, head=True), line.task(1), line.submission(1, request_id="r")
+    plan = line.document()
+    made = line.batch(
+        conversations=[ConversationRecord(id=1, created_at=1)],
+        entries=[entry],
+        tasks=[task],
+        submissions=[asked],
+        documents=[DocumentWrite(plan, version=1, base=b"0")],
+    )
+    await line.commit(made)
+    lineage = await storage.lineage(1)
+    for read in (
+        lambda: storage.conversation(1),
+        lambda: storage.entry(entry.id),
+        lambda: storage.task(task.id),
+        lambda: storage.submission(asked.id),
+        lambda: storage.request(1, "r"),
+        lambda: storage.head(lineage),
+        lambda: storage.entries(lineage),
+        lambda: storage.document(plan.address),
+        lambda: storage.documents("conversation", plan.scope_id),
+        lambda: storage.mail(),
+    ):
+        assert await read() is not None
+        other = apsw.Connection(str(path))
+        assert other.execute("SELECT seq FROM meta").fetchall() == [(line.seq,)]
+        other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)  # raises BusyError where somebody still reads
+        other.close()
+        await line.commit(line.batch(entries=[line.entry(1)]))
     await storage.close()

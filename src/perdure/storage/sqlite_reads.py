@@ -161,9 +161,9 @@ class Reader:
         return self._cursor.execute(sql, values)  # pyright: ignore[reportReturnType, reportArgumentType]
 
     def _one(self, decode: Callable[[bytes], Record], sql: str, *values: object) -> Record | None:
-        for (body,) in self._rows(sql, values):
-            return decode(body)
-        return None
+        # To its end: a statement that was left in its middle would go on reading, and keep the log from starting over.
+        found = self._many(decode, sql, *values)
+        return found[0] if found else None
 
     def _many(self, decode: Callable[[bytes], Record], sql: str, *values: object) -> list[Record]:
         return [decode(body) for (body,) in self._rows(sql, values)]
