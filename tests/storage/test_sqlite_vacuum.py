@@ -95,6 +95,28 @@ async def test_commits_wait_for_a_vacuum_and_lose_nothing_k223(tmp_path: Path) -
     await line.storage.close()
 
 
+async def test_reads_go_on_beside_a_vacuum_k223(tmp_path: Path) -> None:
+    recorder = Recorder("vacuum-held")
+    vfs = RecordingVFS(recorder)
+    line = await holed(tmp_path / "store.db", vfs=recorder.name)
+    entry = line.entry(1)
+    await line.commit(line.batch(entries=[entry]))
+    recorder.gate.clear()  # what it flushes first is not flushed until it may
+    vacuum = asyncio.ensure_future(line.storage.vacuum())
+    commit = line.storage.commit(line.batch(entries=[line.entry(1)]))
+    try:
+        for _ in range(10):
+            assert await line.storage.entry(entry.id) == entry
+        assert not vacuum.done()
+        assert not commit.done()
+    finally:
+        recorder.gate.set()
+    assert (await vacuum).freed > 0
+    await commit
+    await line.storage.close()
+    vfs.unregister()
+
+
 async def test_a_log_that_grew_after_a_vacuum_is_checkpointed_as_ever(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     line = await holed(path)

@@ -41,9 +41,9 @@ def render(found: Measured, *, as_json: bool) -> None:
     size, rows = found.size, found.size.rows
     log = f", {bytes_as(size.log)} of it the write-ahead log" if size.log else ""
     typer.echo(f"{bytes_as(size.total)} on disk{log}")
-    for what, amount, many in _parts(size, rows):
-        if amount or many:
-            typer.echo(f"  {what:<14} {bytes_as(amount):>10}  {many}".rstrip())
+    for what, amount, many, more in _parts(size, rows):
+        if many:
+            typer.echo(f"  {what:<14} {bytes_as(amount):>10}  {many:,}{more}")
     typer.echo(f"  {'free pages':<14} {bytes_as(size.free):>10}  {_advice(size)}".rstrip())
     if size.biggest:
         typer.echo("The conversations that take most:")
@@ -52,15 +52,15 @@ def render(found: Measured, *, as_json: bool) -> None:
         typer.echo(f"  {each.id:<14} {bytes_as(each.bytes):>10}  {_entries(each.entries)}  {said}".rstrip())
 
 
-def _parts(size: SizeReport, rows: RowCounts) -> list[tuple[str, int, str]]:
+def _parts(size: SizeReport, rows: RowCounts) -> list[tuple[str, int, int, str]]:
     return [
-        ("conversations", size.conversations, f"{rows.conversations:,}"),
-        ("entries", size.entries, f"{rows.entries:,}"),
-        ("submissions", size.submissions, f"{rows.submissions:,}"),
-        ("tasks", size.tasks, f"{rows.tasks:,}"),
-        ("documents", size.documents, f"{rows.documents:,} in {counted(rows.states, 'state')}"),
-        ("contents", size.contents, f"{rows.contents:,}, before they were made smaller"),
-        ("mailbox", size.mailbox, f"{rows.mail:,}"),
+        ("conversations", size.conversations, rows.conversations, ""),
+        ("entries", size.entries, rows.entries, ""),
+        ("submissions", size.submissions, rows.submissions, ""),
+        ("tasks", size.tasks, rows.tasks, ""),
+        ("documents", size.documents, rows.documents, f" in {counted(rows.states, 'state')}"),
+        ("contents", size.contents, rows.contents, ", before they were made smaller"),
+        ("mailbox", size.mailbox, rows.mail, ""),
     ]
 
 
