@@ -20,6 +20,7 @@ SURVIVORS = [
     ("documents.md", "basket.py", "basket.py"),
     ("tasks.md", "ship.py", "ship.py"),
     ("tasks.md", "nod.py", "nod.py"),
+    ("tasks.md", "fetch.py", "fetch.py"),
     ("inbox.md", "desk.py", "desk.py"),
     ("forks.md", "branch.py", "branch.py"),
     ("migrating.md", "old.py", "new.py"),
