@@ -18,6 +18,7 @@ SURVIVORS = [
     ("persist-and-resume.md", "trip.py", "trip.py"),
     ("persist-and-resume.md", "pay.py", "pay.py"),
     ("documents.md", "basket.py", "basket.py"),
+    ("documents.md", "notes.py", "notes.py"),
     ("tasks.md", "ship.py", "ship.py"),
     ("tasks.md", "nod.py", "nod.py"),
     ("tasks.md", "fetch.py", "fetch.py"),
