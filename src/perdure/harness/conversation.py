@@ -33,7 +33,7 @@ from perdure.harness.view import DEFAULT_WINDOW
 from perdure.harness.views import View
 from perdure.kernel.context import Context, bounded
 from perdure.kernel.entries import Entry
-from perdure.kernel.errors import NotFound
+from perdure.kernel.errors import DocumentFieldError, NotFound
 from perdure.kernel.json import check_json
 from perdure.kernel.records import ConversationRecord, Edit, EntryRecord
 from perdure.kernel.storage import Order
@@ -203,12 +203,12 @@ class Conversation:
     ) -> None:
         """Change the settings that are given; they count from the next request on.
 
-        ``thinking`` is how long the model may think, as far as it can (rules H249, H250). Raises ValueError for a level
+        ``thinking`` is how long the model may think, as far as it can (rules H249, H250). Raises DocumentFieldError for a level
         that is none, NotJson.
         """
         if not isinstance(thinking, Unset) and thinking not in get_args(ThinkingLevel):
             levels = ", ".join(map(repr, get_args(ThinkingLevel)))
-            raise ValueError(f"thinking is one of {levels}, not {thinking!r}")
+            raise DocumentFieldError("pi.agent.thinking", f"one of {levels}, not {thinking!r}")
         async with self.commit(context=context) as tx:
             await tx.conversation(self.id)
             agent = await tx.draft(Agent)
