@@ -203,8 +203,8 @@ class Conversation:
     ) -> None:
         """Change the settings that are given; they count from the next request on.
 
-        ``thinking`` is how long the model may think, as far as it can (rules H249, H250). Raises DocumentFieldError for a level
-        that is none, NotJson.
+        ``thinking`` is how long the model may think, as far as it can (rules H249, H250). Raises DocumentFieldError for
+        a level that is none, NotJson.
         """
         if not isinstance(thinking, Unset) and thinking not in get_args(ThinkingLevel):
             levels = ", ".join(map(repr, get_args(ThinkingLevel)))
