@@ -267,6 +267,34 @@ async def test_a_vacuum_without_room_says_how_much_it_needs_k222(
     await line.storage.close()
 
 
+async def test_what_the_system_refuses_is_said_and_the_store_goes_on_k222(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = await holed(tmp_path / "store.db")
+
+    def refusing(path: str) -> os.statvfs_result:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "statvfs", refusing)
+    with pytest.raises(StorageError, match=r"store\.db could not be vacuumed: this process may not"):
+        await line.storage.vacuum()
+    monkeypatch.undo()
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    assert (await line.storage.vacuum()).freed > 0
+    await line.storage.close()
+
+
+async def test_a_store_that_was_moved_is_not_vacuumed_k222(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "store.db", tmp_path / "elsewhere.db"
+    line = await holed(path)
+    os.rename(path, elsewhere)
+    with pytest.raises(StorageError, match="no longer the file this store has open"):
+        await line.storage.vacuum()
+    os.rename(elsewhere, path)
+    assert (await line.storage.vacuum()).freed > 0
+    await line.storage.close()
+
+
 # --- kills and losses of power ---------------------------------------------------------------------------------
 
 _VACUUMS = """

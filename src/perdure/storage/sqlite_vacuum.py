@@ -20,7 +20,7 @@ import apsw
 
 from perdure.kernel.errors import StorageError
 from perdure.kernel.storage import VacuumReport
-from perdure.storage.sqlite_schema import BUSY_MS, Link, explained
+from perdure.storage.sqlite_schema import BUSY_MS, Link
 from perdure.storage.sqlite_upkeep import taken
 
 _STEPS = 1_000
@@ -34,7 +34,9 @@ _TEMPORARY = ("/var/tmp", "/usr/tmp", "/tmp", ".")  # noqa: S108 - where SQLite 
 
 
 def vacuum(link: Link, path: str, *, within_ms: int, stopping: Callable[[], bool]) -> VacuumReport:
-    """Vacuum the store on its writer's thread, outside a transaction. Raises StorageError; the store is as it was then.
+    """Vacuum the store on its writer's thread, outside a transaction.
+
+    Raises StorageError, and what SQLite and the system raise; the store is as it was then.
 
     ``stopping`` says that the store is being closed. It and the bound are looked at while the store is written anew;
     copying that into the log, the last part of it, is not interrupted.
@@ -52,8 +54,6 @@ def vacuum(link: Link, path: str, *, within_ms: int, stopping: Callable[[], bool
     except apsw.InterruptError as error:
         why = "the store is being closed" if stopping() else f"it took longer than {within_ms} ms; allow it more"
         raise StorageError(f"{path} was not vacuumed and is as it was: {why}") from error
-    except apsw.Error as error:
-        raise explained(error, path, "vacuumed") from error
     finally:
         link.set_progress_handler(None)
         _checkpoint(link)

@@ -269,12 +269,14 @@ class Writer:
         """
         if self._failure is not None:
             raise self._failure
-        self._link.check_place()
-        stored = read_info(self._link, self._path, read_only=False)
-        if (stored.epoch, stored.writer) != (self._opening.epoch, self._opening.writer):
-            raise self._superseded(stored.seq)
         try:
+            self._link.check_place()
+            stored = read_info(self._link, self._path, read_only=False)
+            if (stored.epoch, stored.writer) != (self._opening.epoch, self._opening.writer):
+                raise self._superseded(stored.seq)
             return sqlite_vacuum.vacuum(self._link, self._path, within_ms=within_ms, stopping=stopping)
+        except (apsw.Error, OSError) as error:
+            raise explained(error, self._path, "vacuumed") from error
         finally:
             self._log_pages, self._checkpoint_at = 0, CHECKPOINT_PAGES  # the next commit tells how long the log is
 
