@@ -35,9 +35,12 @@ from perdure.harness.events import (
     ToolStart,
     ToolUpdate,
     Turn,
+    Unblocked,
     UsageChanged,
 )
 from perdure.harness.harness import Harness
+from perdure.harness.hooks import HookRequest, Stop, gate_request
+from perdure.harness.limits import Limits
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.harness.registry import Extension
 from perdure.harness.room import LINGER_S
@@ -553,3 +556,44 @@ def test_a_run_that_a_limit_or_a_gate_ends_says_so_h149(reason: str) -> None:
     submission = unanswered(5, reason)
     (end,) = derive(before, after, seq=9, entries=[], submissions=[submission])
     assert end == RunEnd(seq=9, task=7, inputs=(5,), reason=reason, detail="so it is")
+
+
+async def test_a_real_limit_and_a_real_gate_end_a_run_with_their_reason_h149() -> None:
+    @gate_request
+    async def closed(asked: HookRequest) -> Stop | None:
+        return Stop("not at night")
+
+    for limits, hooks, reason in ((Limits(turns=1), [], "limit"), (Limits(), [closed], "gate")):
+        model = ScriptedModel([call("nope"), say("Done.")])
+        night = Extension("night", hooks=hooks)
+        async with Harness.open(MemoryStorage(), models=model, limits=limits, extensions=[night]) as harness:
+            root = await harness.root()
+            async with root.events() as events:
+                await anext(events)
+                await root.submit("Go")
+                end = (await until(events, RunEnd))[-1]
+                assert isinstance(end, RunEnd)
+                assert (end.answer, end.reason) == (None, reason)
+                assert end.detail
+
+
+async def test_parked_work_that_is_retried_is_unblocked_h267() -> None:
+    class Job(Task[int, None], kind="test.job"):
+        async def start(self, run: Run[int, None, None]) -> Next[None]:
+            async with run.commit() as tx:
+                return tx.complete(None)
+
+    async with opened(ScriptedModel(say("x"))) as (harness, root, _), root.events() as events:
+        harness.tasks.registry.install(Job())
+        harness.resume()
+        async with root.commit() as tx:
+            task = tx.create_task(Job, 1)
+            tx.put_task(msgspec.structs.replace(task, restarts=5))
+        blocked = (await until(events, Blocked))[-1]
+        assert isinstance(blocked, Blocked)
+        assert (blocked.reason, blocked.detail) == ("parked", "cut off 5 times")
+        assert "retry_task()" in blocked.remedy
+        await harness.retry_task(task.id)
+        unblocked = (await until(events, Unblocked))[-1]
+        assert isinstance(unblocked, Unblocked)
+        assert (unblocked.task, unblocked.ended) == (task.id, False)
