@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from perdure.harness.asking import ask
+from perdure.harness.catalogue import Chosen, NoModel, find_info, find_model
 from perdure.harness.compaction_need import Need, policy_for, room_of
 from perdure.harness.context import Replaceable
 from perdure.harness.cost import Costs
@@ -34,7 +35,6 @@ from perdure.harness.inbox import Content, InboxFull, admit, is_stale, place
 from perdure.harness.messages import AssistantMessage, encode_messages
 from perdure.harness.model import ModelError, ModelRequest
 from perdure.harness.patience import TimedOut, within
-from perdure.harness.prepare import Chosen, NoModel, find_model
 from perdure.harness.runs import AWAITS_COMPACTION
 from perdure.harness.summary import summary_message, summary_request
 from perdure.harness.tokens import tokens_of
@@ -51,6 +51,8 @@ _log = logging.getLogger("perdure.compactions")
 
 MOST_SHRINKS = 3
 """How often a request for a summary that is too long all the same is sent again with half the text."""
+LEAST_SHARE = 8
+"""The part of its model's window that a summary may take at least, however little is reserved."""
 MOST_WORDS = 2_000
 """Characters of what a provider says of a failure."""
 MOST_LOADS = 3
@@ -198,19 +200,23 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         """Ask for the summary that is pinned; place it, or ask again later, or fail."""
         at, host = run.checkpoint, self._host
         found = await host.contexts.replaceable(run.conversation_id, at.cut, at.through)
-        info = None if host.models is None else host.models.find(at.model)
+        info = find_info(host, at.model, run.conversation_id)
         if found is None:
             return await self._fail(run, _STALE)
         if info is None:
             return await self._fail(run, _End("no_model", f"the model {at.model!r} cannot be reached"))
         agent = await run.session.snapshot(Agent, conversation=run.conversation_id) or Agent()
         room = room_of(host, agent, at.model, info)
+        output = min(info.max_output, max(room.reserve, room.window // LEAST_SHARE))
         request = ModelRequest(
             model=at.model,
             messages=summary_request(
-                found.marker, found.messages, instructions=run.input.instructions, tokens=room.waits_above >> at.shrunk
+                found.marker,
+                found.messages,
+                instructions=run.input.instructions,
+                tokens=(room.window - output) >> at.shrunk,
             ),
-            max_output=min(info.max_output, max(room.reserve, 1)),
+            max_output=output,
             attempt=at.attempt,
         )
         outcome = await self._send(run, request, policy_for(host, at.model).deadline_ms)

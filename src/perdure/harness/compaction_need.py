@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from perdure.harness.compaction_policy import Compaction, Room, room_for
+from perdure.harness.catalogue import find_info
+from perdure.harness.compaction_policy import Compaction, Room, host_room, room_for
 from perdure.harness.documents import COMPACTION, Agent, Inbox, Live
 from perdure.harness.host import Host
 from perdure.harness.model import ModelInfo
@@ -36,7 +37,8 @@ def policy_for(host: Host, model: str) -> Compaction:
 
 def room_of(host: Host, agent: Agent, model: str, info: ModelInfo) -> Room:
     """``model``: as the conversation names it, which need not be the name in the catalogue."""
-    return room_for(policy_for(host, model), agent.compaction, info.context_window)
+    policy, own = policy_for(host, model), agent.compaction
+    return room_for(policy, own, info.context_window) if own else host_room(policy, info.context_window)
 
 
 async def needed(
@@ -66,7 +68,7 @@ async def needed(
 
 async def needed_after_overflow(host: Host, tx: Transaction, conversation_id: int, model: str) -> Need | None:
     """What may help a request that its provider found too long; None: nothing, or not any more (rule H139)."""
-    info = None if host.models is None else host.models.find(model)
+    info = find_info(host, model, conversation_id)
     live = await tx.read(Live, conversation=conversation_id)
     if info is None or live is None or live.run is None or live.run.get("compacted"):
         return None

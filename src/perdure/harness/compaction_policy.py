@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -93,6 +94,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def least_beside(self) -> int:
         """The same for one that nobody waits for: it would be followed by the next one soon."""
         return max(self.least, self.background // 2)
+
+
+@lru_cache(maxsize=100)
+def host_room(policy: Compaction, window: int) -> Room:
+    """What the policy comes to where a conversation has no settings of its own."""
+    return room_for(policy, {}, window)
 
 
 def room_for(policy: Compaction, own: CompactionSettings, window: int) -> Room:

@@ -165,16 +165,16 @@ class Contexts:
         return self._fed(conversation_id)
 
     def _fed(self, conversation_id: int) -> ModelContext | None:
-        """The context, fed with all that has settled. No request that was pinned earlier is still to be built when
-        this is asked: a conversation has one run, and that one asks."""
+        """The context, fed with all that has settled. A request that was pinned before and is not built yet reads its
+        history anew then, which is rare: a conversation has one run, and that one asks as it pins the next."""
         held = self._held.get(conversation_id)
         if held is None or held.loading:
             return None
-        if not held.feed(held.newest):
-            self._drop(conversation_id)
-            return None
-        self._report_invalid(conversation_id, held)
-        self._touch(conversation_id, held)
+        if held.pending:
+            if not held.feed(held.newest):
+                self._drop(conversation_id)
+                return None
+            self._report_invalid(conversation_id, held)
         return held.context
 
     async def replaceable(self, conversation_id: int, cut: int, through: int) -> Replaceable | None:

@@ -19,6 +19,7 @@ from typing_extensions import override
 from perdure.harness.answers import append_answer, append_broken
 from perdure.harness.asking import ask
 from perdure.harness.calls import ToolTask
+from perdure.harness.catalogue import NoModel, choose_model
 from perdure.harness.compaction import INEFFECTIVE, begin, words_of_end
 from perdure.harness.compaction_need import Need, Waited, needed_after_overflow
 from perdure.harness.continuing import continue_run, next_words
@@ -42,7 +43,7 @@ from perdure.harness.messages import (
 )
 from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
-from perdure.harness.prepare import NoModel, NotKnown, Pinned, build_request, choose_model, prepare, prepare_along
+from perdure.harness.prepare import NotKnown, Pinned, build_request, prepare, prepare_along
 from perdure.harness.results import live_tool
 from perdure.harness.rounds import ended_round
 from perdure.harness.runs import (
@@ -204,6 +205,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         live = await tx.draft(Live, conversation=conversation_id)
         assert live.run is not None, "the run lasts until its generation ends"
         live.run["compacted"] = True
+        live.retry = None
         task = need.underway
         waited: Waited = "other"
         if task is None:

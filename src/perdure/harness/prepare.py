@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from perdure.harness.catalogue import NoModel, find_info, find_model
 from perdure.harness.compaction_need import Need, Waited, needed, room_of
 from perdure.harness.documents import SYSTEM, Agent, ProviderKey
 from perdure.harness.host import Host
 from perdure.harness.limits import LimitReached
 from perdure.harness.messages import SystemMessage, encode_messages
-from perdure.harness.model import ModelInfo, ModelRequest, ThinkingLevel, ToolSpec
+from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
 from perdure.harness.prompt import Shown, difference, render
 from perdure.harness.registry import ConversationInfo
 from perdure.harness.tokens import tokens_of_bytes, tokens_of_spec
@@ -44,20 +45,6 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def encode(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(self))
-
-
-class NoModel(msgspec.Struct, frozen=True):
-    """There is nobody to ask (rule H19)."""
-
-    detail: str
-
-
-class Chosen(msgspec.Struct, frozen=True):
-    """Whom a conversation asks."""
-
-    id: str
-    """As the conversation or the host names it."""
-    info: ModelInfo
 
 
 class NotKnown(msgspec.Struct, frozen=True):
@@ -143,7 +130,7 @@ async def prepare_along(
 
 async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> ModelRequest | None:
     """The pinned request, whole. None: its model or a tool it offers is not what it was; prepare again."""
-    if _find(host, pinned.model, conversation_id) is None:
+    if find_info(host, pinned.model, conversation_id) is None:
         return None
     specs: list[ToolSpec] = []
     if pinned.tools:
@@ -161,38 +148,6 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
         session_key=pinned.session_key,
         attempt=pinned.attempt,
     )
-
-
-async def choose_model(host: Host, tx: Transaction, conversation_id: int) -> str | NoModel:
-    """Whom the conversation's next request would ask."""
-    found = find_model(host, await tx.read(Agent, conversation=conversation_id) or Agent(), conversation_id)
-    return found if isinstance(found, NoModel) else found.id
-
-
-def find_model(host: Host, agent: Agent, conversation_id: int) -> Chosen | NoModel:
-    """The model of a conversation with these settings."""
-    if host.models is None:
-        return NoModel("the harness was opened without models")
-    try:
-        model = agent.model or host.models.default
-    except Exception as error:  # an adapter's own code
-        _report(host, "model_adapter_failed", "the models' default raised", conversation_id, error)
-        model = None
-    if model is None:
-        return NoModel("the conversation's agent names no model, and the harness has no default")
-    info = _find(host, model, conversation_id)
-    if info is None:
-        return NoModel(f"the model {model!r} is not one that the harness can reach")
-    return Chosen(model, info)
-
-
-def _find(host: Host, model: str, conversation_id: int) -> ModelInfo | None:
-    """A catalogue that raises has no models."""
-    try:
-        return None if host.models is None else host.models.find(model)
-    except Exception as error:  # an adapter's own code
-        _report(host, "model_adapter_failed", "the models' catalogue raised", conversation_id, error)
-        return None
 
 
 def _usable(host: Host, agent: Agent, conversation_id: int) -> tuple[list[AnyTool], tuple[OfferedTool, ...]]:
