@@ -13,7 +13,7 @@ from kernel.stores import HeldStorage, rest
 from perdure.kernel.context import BACKGROUND, Context
 from perdure.kernel.errors import ContextCancelled, ContextDeadline, NotFound
 from perdure.kernel.json import same_json
-from perdure.kernel.observation import Frame, Source, WatchEnded
+from perdure.kernel.observation import MAX_PENDING, Frame, Source, WatchEnded
 from perdure.kernel.ops import Append, Set, Splice, apply
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
@@ -607,3 +607,53 @@ async def test_a_session_that_failed_names_no_observers() -> None:
                 pass
     assert report.unreleased == ()
     assert [r.type for r in reports] == ["session_failed"]
+
+
+# --- going on behind a frame ---------------------------------------------------------------------------------------
+
+
+def kept(keep: int, frames: int) -> Source[int]:
+    source: Source[int] = Source("numbers", seq=0, value=0)
+    source.keep = keep
+    for seq in range(1, frames + 1):
+        source.publish(Frame(seq, seq, ()))
+    return source
+
+
+async def test_a_watch_goes_on_behind_a_frame_that_is_at_hand_k123() -> None:
+    """Nothing twice and nothing missed; it knows the number of each frame, also of those left at its end."""
+    source = kept(3, 10)
+    assert [number for number in range(12) if source.at_hand(number) is not None] == [7, 8, 9, 10]
+    for after in (7, 9, 10):
+        watch = source.watch(after=after)
+        source.publish(Frame(source.seq + 1, source.seq + 1, ()))
+        source.end("retired") if after == 10 else None
+        found: list[tuple[int, int]] = []
+        while not found or found[-1][0] < source.seq:
+            frame = await anext(watch)
+            assert frame.ops == ()
+            found.append((frame.seq, watch.number))
+        assert found == [(number, number) for number in range(after + 1, source.seq + 1)]
+        watch.release()
+    with pytest.raises(WatchEnded, match="retired"):
+        await anext(watch)
+
+
+async def test_behind_a_frame_that_is_gone_or_never_was_a_watch_begins_anew_k123() -> None:
+    for source, after in ((kept(3, 10), 6), (kept(3, 10), 11), (kept(0, 10), 9)):
+        watch = source.watch(after=after)
+        frame = await anext(watch)
+        assert (frame.ops, frame.value, watch.number) == (None, 10, 10)
+        watch.release()
+
+
+async def test_one_that_went_on_behind_a_frame_and_is_slow_begins_anew_k125() -> None:
+    source = kept(MAX_PENDING, MAX_PENDING)
+    whole, slow = source.watch(after=0), source.watch(after=0)
+    assert [(await anext(whole)).value for _ in range(MAX_PENDING)] == list(range(1, MAX_PENDING + 1))
+    source.publish(Frame(MAX_PENDING + 1, MAX_PENDING + 1, ()))
+    frame = await anext(slow)
+    assert (frame.ops, frame.value) == (None, MAX_PENDING + 1)
+    assert (await anext(whole)).ops == ()
+    whole.release()
+    slow.release()
