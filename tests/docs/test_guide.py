@@ -36,13 +36,53 @@ SURVIVORS = [
 def test_killed_in_place_of_any_commit_a_program_is_gone_on_with_as_its_page_shows_h77(
     page: str, program: str, successor: str, tmp_path: Path
 ) -> None:
-    steps = read((GUIDE / page).read_text(encoding="utf-8"))
+    check_kills(read((GUIDE / page).read_text(encoding="utf-8")), program, successor, tmp_path)
+
+
+FORGETFUL = """
+```python title="forgetful.py"
+import asyncio
+
+from perdure import Entry, Harness, SqliteStorage
+
+
+class Line(Entry, kind="test.line"):
+    number: int
+
+
+async def main() -> None:
+    async with Harness.open(SqliteStorage("lines.db")) as harness:
+        root = await harness.root()
+        done = len(await root.entries()) == 3
+        for number in range(0 if done else 3):
+            async with root.commit() as tx:
+                tx.append(Line(number=number))
+        print(f"{len(await root.entries())} lines")
+
+
+asyncio.run(main())
+```
+
+```console
+$ python forgetful.py
+3 lines
+```
+"""
+
+
+def test_a_program_that_begins_anew_after_a_kill_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"killed in place of commit 3, it printed\s+4 lines"):
+        check_kills(read(FORGETFUL), "forgetful.py", "forgetful.py", tmp_path)
+
+
+def check_kills(steps: Sequence[Program | Command], program: str, successor: str, place: Path) -> None:
+    """Raise AssertionError unless the successor, killed once too, prints what is shown wherever the program was."""
     words, _ = last_run(steps, program)
     after, shown = last_run(steps, successor)
     assert shown, "a page shows what comes of it"
     kills = 0
     for number in range(1, MOST_COMMITS):
-        folder = tmp_path / str(number)
+        folder = place / str(number)
         folder.mkdir()
         for step in steps:
             if isinstance(step, Program):
