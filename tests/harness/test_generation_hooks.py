@@ -331,10 +331,14 @@ async def test_a_failed_request_has_no_response_h224() -> None:
 
 async def test_a_run_is_continued_with_its_inputs_open_h131() -> None:
     asked: list[HookAnswer] = []
+    turns: list[tuple[int, int]] = []
 
     @on_yield
     async def again(answer: HookAnswer) -> str | None:
         asked.append(answer)
+        run = (await live(root)).run
+        assert run is not None
+        turns.append((run["turn"], run.get("continued", 0)))
         return "Are you sure?" if answer.continued == 0 else None
 
     @on_yield
@@ -351,6 +355,7 @@ async def test_a_run_is_continued_with_its_inputs_open_h131() -> None:
         assert len(commits.durable) == 3
         said = (await root.entries(limit=3))[2]
         assert said.by_task == asked[0].id
+        assert turns == [(0, 0), (1, 1)]
         assert [(a.turn, a.continued, a.message.text) for a in asked] == [(0, 0, "yes"), (1, 1, "very")]
         assert (await root.usage()).models["test:scripted"]["requests"] == 2
 

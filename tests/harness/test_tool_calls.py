@@ -408,14 +408,18 @@ async def test_a_wrapper_runs_the_tool_once_and_before_it_returns_h228(world: To
 
     async def insist(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
         late.append(run)
-        return [await run(), await run()] if call.name == "act" and not ran else await run()
+        if len(late) == 3:
+            return "not run"
+        return [await run(), await run()] if not ran else await run()
 
     await world.open(act, extensions=(Extension("w", wrappers=[insist]),))
     result = await world.run("act", {"n": 1})
     assert (result.code, result.text) == ("tool_error", "a wrapper runs act once, before it returns")
     assert (await world.run("act", {"n": 2})).text == "acted"
-    with pytest.raises(RunTwice):
-        await late[1]()
+    assert (await world.run("act", {"n": 3})).text == "not run"
+    for run in late[1:]:
+        with pytest.raises(RunTwice):
+            await run()
     assert ran == [1, 2]
 
 

@@ -23,7 +23,7 @@ async def ended_round(
     while answer is None or len(results) < len(calls):
         page = await session.entries(conversation_id, first=first, limit=MAX_SCAN)
         for entry in page:
-            if entry.kind == ASSISTANT and entry.by_task == task:
+            if entry.kind == ASSISTANT:  # the only one since: the conversation's run waits for these calls
                 answer = entry
             elif entry.kind == TOOL_RESULT and entry.by_task is not None and entry.by_task in calls:
                 (message,) = decode_messages(entry.raw_messages)
