@@ -19,15 +19,18 @@ from compaction_kit import (
     model,
     summaries,
     texts,
+    turns,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import Commits, Hold, Note, Reports, kinds, live, opened, queue
+from kit import Commits, Hold, Note, Reports, kinds, live, opened, queue, rest
 
+from perdure.cli.entries import entry_lines
 from perdure.harness.compaction import CompactionResult
 from perdure.harness.compaction_policy import Compaction, room_for
 from perdure.harness.documents import COMPACTION
 from perdure.harness.harness import Harness
+from perdure.kernel.errors import ConversationOpen
 from perdure.kernel.records import Completed, Failed
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, fail, say
@@ -368,3 +371,102 @@ async def test_a_turn_takes_no_further_commit_and_near_the_point_one_h186() -> N
         await (await root.submit("hi")).answer()
         # Admission; the wait; the pinned summary request; its outcome; the request; the answer.
         assert len(commits.durable) == 6
+
+
+# --- others that go on meanwhile ----------------------------------------------------------------------------------
+
+
+async def test_one_that_cannot_go_on_is_not_waited_for_h209() -> None:
+    hold = Hold()
+
+    async def pace(request, event) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+
+    storage = MemoryStorage()
+    async with opened(model(pace=pace), storage=storage) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        await (await root.submit("short")).answer()
+        await hold.reached.wait()
+        await rest()
+        crash = storage.snapshot()
+    scripted = model()
+    reports: Reports = []
+    async with opened(scripted, storage=crash, restart_limit=1, reports=reports) as harness:
+        root = await harness.root()
+        (parked,) = map(int, (await live(root)).compactions)
+        assert (await (await root.submit(LONG * 4)).answer()).text == "ok"
+        assert harness.tasks.blocked(parked) == "parked"
+        assert [data_of(entry).reason for entry in await compactions(root)] == ["threshold"]
+        await harness.retry_task(parked)
+        outcome = await harness.wait_task(parked)
+        assert isinstance(outcome, Failed)
+        assert outcome.error.code == "stale"
+        assert (await live(root)).compactions == {}
+
+
+async def test_a_conversation_is_deleted_with_the_compaction_under_way_in_it_h181() -> None:
+    hold = Hold()
+
+    async def pace(request, event) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+
+    async with opened(model(pace=pace)) as harness:
+        await harness.root()
+        other = await harness.create_conversation()
+        await fill(other, 6)
+        await (await other.submit("short")).answer()
+        await hold.reached.wait()
+        with pytest.raises(ConversationOpen):
+            await other.delete()
+        await other.delete(abort=True)
+        assert [info.id for info in await harness.conversations()] == [1]
+
+
+async def test_steers_and_resets_that_come_while_a_run_waits_keep_their_places_h45_h46() -> None:
+    hold = Hold()
+
+    async def pace(request, event) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+
+    scripted = model(pace=pace)
+    async with opened(scripted, compaction=BLOCKING) as harness:
+        root = await harness.root()
+        await fill(root, 9)
+        submission = await root.submit("first")
+        await hold.reached.wait()
+        steer = await root.submit("second", mode="steer")
+        reset = await root.reset("anew")
+        hold.release()
+        assert (await submission.answer()).text == "ok"
+        assert await reset.status() == "done"
+        assert (await steer.answer()).text == "ok"
+        assert len(await compactions(root)) == 1
+        assert texts(turns(scripted)[-1].messages) == ["anew", "second"]
+
+
+async def test_a_report_of_a_failure_has_no_word_of_the_provider_h211() -> None:
+    scripted = model(summary=lambda request: fail("refused", "you said: SECRET"))
+    reports: Reports = []
+    async with opened(scripted, compaction=BLOCKING, reports=reports) as harness:
+        root = await harness.root()
+        await fill(root, 9)
+        await (await root.submit("and now?")).answer()
+        (report,) = reports
+        assert "SECRET" not in f"{report.message} {report.error}"
+        shown = (await live(root)).compaction_failure
+        assert shown is not None
+        assert "SECRET" in shown["message"]
+
+
+async def test_people_are_shown_a_compaction_as_a_line() -> None:
+    async with opened(model(), compaction=BLOCKING) as harness:
+        root = await harness.root()
+        await fill(root, 9)
+        await (await root.submit("and now?")).answer()
+        (entry,) = await compactions(root)
+        _, shown = entry_lines(entry, {})
+        assert "was compacted by test:scripted (threshold)" in "".join(text for _, text in shown)
