@@ -168,6 +168,37 @@ async def test_one_that_ends_after_the_run_is_placed_and_starts_none_h52_h142() 
         assert has_summary(turns(scripted)[-1].messages)
 
 
+async def test_one_that_ends_while_a_run_sleeps_before_a_retry_is_placed_at_once_h207() -> None:
+    clock = ManualClock()
+    hold = Hold()
+
+    async def pace(request, event) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+
+    def script(request):
+        if texts(request.messages)[-1] == "go":
+            return fail("overloaded", "busy", times=1, then=say("ok", usage=UNTOLD))
+        return say("ok", usage=UNTOLD)
+
+    scripted = model(script, pace=pace)
+    async with opened(scripted, clock=clock) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        submission = await root.submit("go")
+        await hold.reached.wait()
+        await settle()
+        assert (await live(root)).retry is not None
+        hold.release()
+        await settle()
+        assert len(await compactions(root)) == 1
+        assert await queue(root) == []
+        await clock.advance(10)
+        assert (await submission.answer()).text == "ok"
+        first, second = turns(scripted)[-2:]
+        assert [has_summary(first.messages), has_summary(second.messages)] == [False, True]
+
+
 async def test_only_one_is_begun_however_long_it_takes_h137_h209() -> None:
     hold = Hold()
 

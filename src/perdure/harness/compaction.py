@@ -35,12 +35,12 @@ from perdure.harness.inbox import Content, InboxFull, admit, is_stale, place
 from perdure.harness.messages import AssistantMessage, encode_messages
 from perdure.harness.model import ModelError, ModelRequest
 from perdure.harness.patience import TimedOut, within
-from perdure.harness.runs import AWAITS_COMPACTION
+from perdure.harness.runs import BEFORE_REQUEST
 from perdure.harness.summary import summary_message, summary_request
 from perdure.harness.tokens import tokens_of
 from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import Aborted, Failed, Faulted, Orphaned, Outcome, TaskRecord, Waiting, from_raw
+from perdure.kernel.records import Aborted, Failed, Faulted, Orphaned, Outcome, TaskRecord, from_raw
 from perdure.kernel.reports import Report
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
@@ -78,7 +78,7 @@ class CompactionResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     entry: int | None = None
     """The ``pi.compaction`` entry; None: it waits for a boundary."""
     submission: int | None = None
-    """The write it is or waits as; None: a run waited for it, and it was placed at once."""
+    """The write it is or waits as; None: it was placed at once in the middle of a run."""
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,14 +345,14 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         tx: RunTransaction[CompactionResult],
         content: Content,
     ) -> CompactionResult | _End:
-        """At once where no run is or one waits for a compaction, else at its next boundary (rules H142, H143)."""
+        """At once where no request is on its way or to follow a round, else at the next boundary (rules H142, H143)."""
         conversation_id = run.conversation_id
         assert isinstance(content.head, int), "a cut"
         if await is_stale(tx, conversation_id, content.head):
             return _STALE
         live = await tx.read(Live)
         generation = None if live is None or live.run is None else tx.live_task(live.run["task"])
-        if generation is not None and type(generation.state) is Waiting and generation.state.phase == AWAITS_COMPACTION:
+        if generation is not None and getattr(generation.state, "phase", None) in BEFORE_REQUEST:
             return CompactionResult(entry=content.append(tx, conversation_id).id)
         try:
             admission = await admit(tx, conversation_id, content)

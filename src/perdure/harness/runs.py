@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GENERATION_VERSION = 1
-AWAITS_COMPACTION = "compacted"
-"""The phase a generation goes on in once a compaction it waits for has ended: until then no request is on its way."""
+BEFORE_REQUEST = frozenset({"start", "compacted"})
+"""Phases of a generation that prepare a request. Until one of them has, also while it sleeps or waits before it, none
+is on its way, and no round is open: the context may change."""
 
 
 class Answered(msgspec.Struct, frozen=True):
