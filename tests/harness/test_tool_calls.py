@@ -703,7 +703,7 @@ async def test_a_thread_that_ignores_the_abort_is_named(world: ToolWorld) -> Non
 
 async def test_a_faulted_call_has_a_result(world: ToolWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.open(add)
-    monkeypatch.setattr("perdure.harness.calls.bounded_result", lambda *_: 1 / 0)
+    monkeypatch.setattr("perdure.harness.execution.bounded_result", lambda *_: 1 / 0)
     result = await world.run("add", {"a": 1, "b": 2})
     assert result.code == "interrupted"
 
@@ -712,6 +712,6 @@ async def test_a_call_faulted_before_its_intent_says_that_nothing_ran(
     world: ToolWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.open(add)
-    monkeypatch.setattr("perdure.harness.calls.view", lambda *_: 1 / 0)
+    monkeypatch.setattr("perdure.harness.opened.view", lambda *_: 1 / 0)
     result = await world.run("add", {"a": 1, "b": 2})
     assert (result.code, result.text) == ("tool_error", "The call failed before the tool began.")

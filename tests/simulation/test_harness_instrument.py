@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec import structs
 
-from perdure.harness.calls import ToolTask
 from perdure.harness.generation import GenerationTask
 from perdure.harness.hooks import HookCall, before_tool
+from perdure.harness.interruption import Interruptions
 from perdure.harness.model import ModelRequest
 from perdure.harness.tool import tool
 from perdure.kernel.session import Session
@@ -129,10 +129,10 @@ def test_two_calls_that_share_a_key_are_found_p5() -> None:
 
 
 def test_a_safe_call_that_ends_interrupted_is_found_p6(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def give_up(self, run):
-        return await self._interrupted(run, None)
+    async def give_up(self, run, losses):
+        return await self._interrupted(run)
 
-    monkeypatch.setattr(ToolTask, "_recover", give_up)
+    monkeypatch.setattr(Interruptions, "decide", give_up)
     assert "was interrupted, which only an unsafe one may be" in problems(explore(SCENARIOS["parallel-tools"], twice=0))
 
 

@@ -2,57 +2,45 @@
 
 Two commits a call: the intent, before anything is executed, and the result. ``start`` leads to the intent,
 ``execute`` from there to the result. A call that nobody has to be asked about has its intent in the commit that stores
-the model's answer (``foresee``). An ``execute`` that finds no run of this process behind its intent comes after an
-interruption: it asks the environment's scope, or the replay policies, what may be done.
+the model's answer (``foresee``). What a call is while this process runs it is in ``opened``, how its tool is run in
+``execution``. An ``execute`` that finds no run of this process behind its intent comes after an interruption: what may
+be done is said in ``interruption``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from perdure.harness.arguments import InvalidArguments, ToolDefinitionError
-from perdure.harness.documents import Agent, Live, ToolErrorCode, ToolInput
-from perdure.harness.environment import (
-    CallScope,
-    EnvironmentLost,
-    EnvironmentRefuses,
-    EnvironmentUnusable,
-    ExecutionEnvironment,
-    RecoverInterrupted,
-    RecoverResult,
-)
-from perdure.harness.foreign import cancelled_itself, words_of
+from perdure.harness.documents import Agent, Live, ToolInput
+from perdure.harness.environment import EnvironmentLost, EnvironmentRefuses, EnvironmentUnusable
+from perdure.harness.execution import Execution, handle_of
 from perdure.harness.foresight import Foreseen, foresee
-from perdure.harness.handle import CallStream, ToolCall
+from perdure.harness.handle import CallStream
 from perdure.harness.hook_runner import HookRunner
-from perdure.harness.hooks import AfterTool, BeforeTool, HookCall, Installed
-from perdure.harness.output import DEFAULT_LIMITS, Bounded
-from perdure.harness.patience import TimedOut, within
+from perdure.harness.hooks import BeforeTool, HookCall
+from perdure.harness.interruption import Interruptions, Over
+from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
+from perdure.harness.output import DEFAULT_LIMITS
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
 from perdure.harness.results import (
     ABORTED,
     INTERRUPTED,
     CallResult,
-    bounded_result,
     committed_stream,
     error_result,
     live_tool,
     scope_result,
-    tool_failed,
     write_result,
 )
 from perdure.harness.scopes import (
     MAX_CRASHES,
     TOOL_TASK,
     CallIntent,
-    CallView,
     EnvironmentFor,
     Scopes,
     given_up,
@@ -60,55 +48,17 @@ from perdure.harness.scopes import (
     settle_aborted,
     view,
 )
-from perdure.harness.telemetry import CallRecovery
-from perdure.harness.tool import AnyTool, ToolError, ToolResult
 from perdure.harness.tracing import Tracing
-from perdure.harness.wrappers import Wrapper, wrapped
-from perdure.kernel.errors import PerdureError, StaleEpochError
-from perdure.kernel.records import NULL, Orphaned, TaskRecord, from_raw, to_raw
-from perdure.kernel.reports import Report
+from perdure.kernel.errors import StaleEpochError
+from perdure.kernel.records import Orphaned, TaskRecord, to_raw
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.errors import RunEnded
 from perdure.tasks.run import Run
 
-_log = logging.getLogger("perdure.calls")
-
 EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
-
-ScopedCall: TypeAlias = tuple[CallScope, CallView]
-"""A call that a scope takes part in, and that scope."""
-
-
-class _Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as this process runs it."""
-
-    tool: AnyTool
-    values: Mapping[str, object]
-    intent: CallIntent
-    call: CallView
-    environment: ExecutionEnvironment | None
-    """For this attempt of this call; None if the tool takes none."""
-    scope: CallScope | None
-    hooks: Sequence[Installed[AfterTool]]
-    wrappers: Sequence[Wrapper]
-    stream: CallStream
-    rerun: bool
-    """The same attempt ran before, in a process that ended."""
-
-    @property
-    def scoped(self) -> ScopedCall | None:
-        return None if self.scope is None else (self.scope, self.call)
-
-
-class _Refused(Exception):
-    """The call is over before its intent."""
-
-    def __init__(self, code: ToolErrorCode, text: str) -> None:
-        super().__init__()
-        self.result = error_result(code, text)
 
 
 class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
@@ -125,14 +75,18 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         tracing: Tracing | None = None,
     ) -> None:
         self._session = session
-        self._tracing = tracing
-        self._drain_ms = drain_ms
         self._registry = registry
-        self._progress = progress
         self._environment_for = environment_for
         self._hooks = HookRunner(session, registry)
         self._scopes = Scopes(session, registry, environment_for)
-        self._opened: dict[int, _Opened] = {}
+        self._openings = Openings(session, registry, environment_for)
+        self._execution = Execution(
+            session, self._openings, hooks=self._hooks, progress=progress, drain_ms=drain_ms, tracing=tracing
+        )
+        self._interruptions = Interruptions(
+            session, registry, environment_for, openings=self._openings, scopes=self._scopes, tracing=tracing
+        )
+        self._opened: dict[int, OpenedCall] = {}
         """Calls of this process with an intent and no result."""
         self._foreseen: dict[int, Foreseen] = {}
         """Those with an intent whose tool has not begun."""
@@ -170,7 +124,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         with self._scopes.failing():
             try:
                 opened = await self._prepare(run)
-            except _Refused as refused:
+            except Refused as refused:
                 return await self._finish(run, refused.result)
             if opened.scope is None:
                 return await self._intend(run, opened)
@@ -192,41 +146,41 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                         await leave(opened.scope, opened.call, outcome=False)
             raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
-    async def _prepare(self, run: Run[ToolInput, None, None]) -> _Opened:
-        """Resolve, repair, validate, before_tool, validate again. Raises _Refused."""
-        agent = await self._agent(run)
+    async def _prepare(self, run: Run[ToolInput, None, None]) -> OpenedCall:
+        """Resolve, repair, validate, before_tool, validate again. Raises Refused."""
+        agent = await self._openings.agent(run)
         tool = self._registry.find_tool(agent, run.input.name)
         if tool is None:
             offered = ", ".join(other.name for other in self._registry.offered(agent)) or "none"
-            raise _Refused("tool_unavailable", f"There is no tool {run.input.name!r}. There are: {offered}.")
+            raise Refused("tool_unavailable", f"There is no tool {run.input.name!r}. There are: {offered}.")
         try:
-            environment = self._environment(run, tool)
+            environment = self._openings.environment(run, tool)
             arguments = tool.signature.read(run.input.arguments)
             asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
             arguments, block = await self._hooks.before_tool(self._registry.hooks(agent, BeforeTool), asked)
             if block is not None:
-                raise _Refused("blocked", f"The call was blocked: {block.reason}")
+                raise Refused("blocked", f"The call was blocked: {block.reason}")
             values = tool.signature.values(arguments)
         except InvalidArguments as error:
-            raise _Refused("invalid_arguments", str(error)) from None
+            raise Refused("invalid_arguments", str(error)) from None
         except ToolDefinitionError as error:
-            self._report(run, "tool_unusable", "a tool's definition cannot be used", error)
-            raise _Refused("tool_unavailable", "This tool cannot be used: its definition is faulty.") from None
+            self._openings.report(run, "tool_unusable", "a tool's definition cannot be used", error)
+            raise Refused("tool_unavailable", "This tool cannot be used: its definition is faulty.") from None
         scope = await self._scopes.of(environment)
         intent = CallIntent(arguments=to_raw(arguments, at="arguments"), replay=tool.replay, scoped=scope is not None)
-        return self._open(run, tool, agent, values, intent, environment, scope)
+        return self._openings.open(run, tool, agent, values, intent, environment, scope)
 
-    async def _intend(self, run: Run[ToolInput, None, None], opened: _Opened) -> Next[None]:
+    async def _intend(self, run: Run[ToolInput, None, None], opened: OpenedCall) -> Next[None]:
         """What the tool prepares for its intent, and the intent."""
         tool = opened.tool
-        handle = self._handle(run, opened, CallStream())
+        handle = handle_of(run, opened, CallStream())
         try:
             value = await tool.prepare_intent(opened.values, handle, opened.environment)
             raw = to_raw(value, at=f"{tool.name}.intent")
         except (EnvironmentUnusable, EnvironmentLost, StaleEpochError):
             raise
         except Exception as error:  # the tool's own code; nothing of the call was done
-            return await self._finish(run, error_result("tool_error", self._words(run, error)))
+            return await self._finish(run, error_result("tool_error", self._openings.words(run, error)))
         finally:
             handle.end()
         return await self._commit_intent(
@@ -234,7 +188,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         )
 
     # From any checkpoint on, here and below: what a phase does there does not rest on it.
-    async def _commit_intent(self, run: Run[ToolInput, None, Any], opened: _Opened) -> Next[None]:
+    async def _commit_intent(self, run: Run[ToolInput, None, Any], opened: OpenedCall) -> Next[None]:
         """The commit that allows the execution."""
         try:
             async with run.commit() as tx:
@@ -264,23 +218,23 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             lost: EnvironmentLost | None = None
             for losses in range(MAX_CRASHES + 1):
                 try:
-                    return await (self._recover(run, losses) if opened is None else self._perform(run, opened))
+                    return await (self._run_again(run, losses) if opened is None else self._perform(run, opened))
                 except EnvironmentLost as error:
                     lost, opened = error, None
             raise given_up(lost)
 
-    def _opening(self, run: Run[ToolInput, None, CallIntent]) -> _Opened | None:
+    def _opening(self, run: Run[ToolInput, None, CallIntent]) -> OpenedCall | None:
         known = self._foreseen.get(run.id)
         if known is None:
             return None
-        return self._open(run, known.tool, known.agent, known.values, known.intent, known.environment, None)
+        return self._openings.open(run, known.tool, known.agent, known.values, known.intent, known.environment, None)
 
-    async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> Next[None]:
+    async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> Next[None]:
         self._opened[run.id] = opened
         self._foreseen.pop(run.id, None)
         abandoned = True
         try:
-            result = await self._result(run, opened)
+            result = await self._execution.result(run, opened)
             if opened.scope is not None:
                 replaced = await opened.scope.capture(opened.call, result)
                 result = result if replaced is None else scope_result(replaced)
@@ -298,70 +252,6 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         finally:
             if abandoned and self._opened.pop(run.id, None) is not None and opened.scope is not None:
                 await leave(opened.scope, opened.call, outcome=run.moved)
-
-    async def _result(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> CallResult:
-        """Execute, after_tool, validate the result, bound it."""
-        tool = opened.tool
-        result = await self._execute(run, opened)
-        arguments = from_raw(opened.intent.arguments)
-        assert isinstance(arguments, dict), "checked before they were stored"
-        asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
-        result = await self._hooks.after_tool(opened.hooks, asked, result)
-        if result.code == "timeout":
-            return error_result("timeout", result.text, stream=opened.stream, output=opened.stream.end())
-        try:
-            tool.check_result(result)
-            return bounded_result(result, opened.stream, tool.output)
-        except ToolError as error:
-            return bounded_result(tool_failed(str(error)), opened.stream, tool.output)
-
-    async def _execute(self, run: Run[ToolInput, None, CallIntent], opened: _Opened) -> ToolResult:
-        """Run the tool's function; whatever it raises is a result."""
-        tool, stream = opened.tool, opened.stream
-        handle = self._handle(run, opened, stream)
-        progress = self._progress.open(run.conversation_id, self._writer(run, stream))
-        stream.touch = progress.touch
-        if opened.rerun:
-            progress.touch()
-        call = wrapped(opened.wrappers, handle, partial(tool.run, opened.values, handle, opened.environment))
-        if self._tracing is not None:
-            call = partial(self._tracing.execute, run.record, tool.name, call)
-        try:
-            ended = await within(
-                self._session.clock,
-                tool.timeout_ms,
-                call,
-                drain_ms=self._drain_ms,
-                on_overdue=partial(self._tell_overdue, run),
-            )
-            return tool.to_result(ended)
-        except TimedOut:
-            text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
-            return ToolResult(text, is_error=True, code="timeout")
-        except (EnvironmentUnusable, EnvironmentLost, StaleEpochError):
-            raise
-        except asyncio.CancelledError:
-            if not cancelled_itself():
-                raise
-            return tool_failed("The tool cancelled itself.")
-        except Exception as error:
-            if self._session.failed is not None or self._session.closing:
-                raise
-            return tool_failed(self._words(run, error))
-        finally:
-            handle.end()
-            progress.close()
-
-    def _tell_overdue(self, run: Run[ToolInput, None, Any], stack: str) -> None:
-        self._session.report(
-            Report(
-                type="not_stopped",
-                message=f"{run.input.name} took too long and did not stop within {self._drain_ms} ms:\n{stack}",
-                task=run.id,
-                kind=TOOL_TASK,
-                conversation=run.conversation_id,
-            )
-        )
 
     async def _finish(
         self, run: Run[ToolInput, None, Any], result: CallResult, scoped: ScopedCall | None = None
@@ -389,79 +279,14 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     # --- after an interruption ---------------------------------------------------------------------------------
 
-    async def _recover(self, run: Run[ToolInput, None, CallIntent], losses: int) -> Next[None]:
-        """The call has an intent, and no run of this process any more: may it be run again?
-
-        ``losses``: how often this process lost its environment under it.
-        """
-        intent = run.checkpoint
-        agent = await self._agent(run)
-        tool = self._registry.find_tool(agent, run.input.name)
-        call = view(self._session, run.record, run.input, intent, tool)
-        environment = self._environment_for(run.conversation_id)
-        scope = await self._scopes.of(environment) if intent.scoped else None
-        scoped: ScopedCall | None = None
-        if scope is not None:
-            if self._reopen(run, tool, agent, intent, environment, scope) is None:
-                call = msgspec.structs.replace(call, adoptable=False)  # no result can be made of its command
-            scoped = (scope, call)
-            recovery = await scope.recover(call)
-            if isinstance(recovery, RecoverResult):
-                self._decided(run, "result")
-                return await self._finish(run, scope_result(recovery.result), scoped)
-            if isinstance(recovery, RecoverInterrupted):
-                return await self._interrupted(run, recovery.reason, scoped)
-            if recovery.attempt == "next":
-                crashes = intent.crashes + run.restarts + losses
-                if crashes >= MAX_CRASHES:
-                    return await self._interrupted(run, f"It was cut off {crashes} times.", scoped)
-                intent = msgspec.structs.replace(intent, attempt=intent.attempt + 1, crashes=crashes, scope_data=NULL)
-        elif intent.scoped:
-            return await self._interrupted(run, "Its environment is not there any more.")
-        elif not call.replay_safe:
-            return await self._interrupted(run)
-        opened = self._reopen(run, tool, agent, intent, environment, scope)
-        if opened is None:
-            return await self._interrupted(run, "The tool cannot be run again as it is now.", scoped)
-        self._decided(run, "run_again")
-        if intent.attempt != run.checkpoint.attempt:
-            return await self._commit_intent(run, opened)
-        return await self._perform(run, opened)
-
-    def _reopen(
-        self,
-        run: Run[ToolInput, None, CallIntent],
-        tool: AnyTool | None,
-        agent: Agent,
-        intent: CallIntent,
-        environment: ExecutionEnvironment | None,
-        scope: CallScope | None,
-    ) -> _Opened | None:
-        """The call as it is to be run again; None if the tool there is now does not take it."""
-        if tool is None or (environment is None and tool.needs_environment):
-            return None
-        try:
-            values = tool.signature.values(from_raw(intent.arguments))
-        except (InvalidArguments, ToolDefinitionError):
-            return None
-        same_attempt = intent.attempt == run.checkpoint.attempt
-        return self._open(run, tool, agent, values, intent, environment, scope, rerun=same_attempt)
-
-    async def _interrupted(
-        self,
-        run: Run[ToolInput, None, CallIntent],
-        reason: str = "",
-        scoped: ScopedCall | None = None,
-    ) -> Next[None]:
-        self._decided(run, "interrupted")
-        stream, output = await self._committed(run)
-        text = f"{INTERRUPTED} {reason}" if reason else INTERRUPTED
-        return await self._finish(run, error_result("interrupted", text, stream=stream, output=output), scoped)
-
-    def _decided(self, run: Run[ToolInput, None, CallIntent], decision: CallRecovery) -> None:
-        _log.info("recovered call task=%d conversation=%d decision=%s", run.id, run.conversation_id, decision)
-        if self._tracing is not None:
-            self._tracing.recovered(run.id, decision)
+    async def _run_again(self, run: Run[ToolInput, None, CallIntent], losses: int) -> Next[None]:
+        """The call has an intent, and no run of this process any more."""
+        decided = await self._interruptions.decide(run, losses)
+        if isinstance(decided, Over):
+            return await self._finish(run, decided.result, decided.scoped)
+        if decided.intent.attempt != run.checkpoint.attempt:
+            return await self._commit_intent(run, decided)
+        return await self._perform(run, decided)
 
     async def on_abort(self, run: Run[ToolInput, None, object]) -> Next[None]:
         """The code has stopped. The result is the error ``aborted``, with the output so far."""
@@ -473,7 +298,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             if opened is not None:
                 stream, output = opened.stream, opened.stream.end()
             else:
-                stream, output = await self._committed(run)
+                stream, output = await self._openings.committed(run)
             result = error_result("aborted", ABORTED, stream=stream, output=output)
             scope = await self._scopes.of(self._environment_for(run.conversation_id)) if intent.scoped else None
             if scope is None:
@@ -508,90 +333,3 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
     def _forget(self, id: int) -> None:
         self._opened.pop(id, None)
         self._foreseen.pop(id, None)
-
-    # --- parts -------------------------------------------------------------------------------------------------
-
-    def _open(
-        self,
-        run: Run[ToolInput, None, Any],
-        tool: AnyTool,
-        agent: Agent,
-        values: Mapping[str, object],
-        intent: CallIntent,
-        environment: ExecutionEnvironment | None,
-        scope: CallScope | None,
-        *,
-        rerun: bool = False,
-    ) -> _Opened:
-        call = view(self._session, run.record, run.input, intent, tool)
-        return _Opened(
-            tool=tool,
-            values=values,
-            intent=intent,
-            call=call,
-            environment=environment.for_call(call) if environment is not None and tool.uses_environment else None,
-            scope=scope,
-            hooks=self._registry.hooks(agent, AfterTool),
-            wrappers=self._registry.wrappers(agent),
-            stream=CallStream(tool.output, rerun=rerun),
-            rerun=rerun,
-        )
-
-    def _handle(self, run: Run[ToolInput, None, Any], opened: _Opened, stream: CallStream) -> ToolCall:
-        restarts = max(run.restarts, 1) if opened.rerun else 0
-        return ToolCall(
-            id=run.id,
-            name=opened.tool.name,
-            conversation_id=run.conversation_id,
-            idempotency_key=run.idempotency_key,
-            attempt=opened.intent.attempt + restarts,
-            intent=from_raw(opened.intent.intent),
-            stream=stream,
-            context=run.context.child(),
-            memo=run.memo,
-        )
-
-    def _writer(self, run: Run[ToolInput, None, Any], stream: CallStream) -> Callable[[Live], None]:
-        key, input = str(run.id), run.input
-
-        def write(live: Live) -> None:
-            if key not in live.tools:
-                live.tools[key] = live_tool(input, running=True)
-            stream.write(live.tools[key])
-
-        return write
-
-    def _environment(self, run: Run[ToolInput, None, Any], tool: AnyTool) -> ExecutionEnvironment | None:
-        environment = self._environment_for(run.conversation_id) if tool.uses_environment else None
-        if environment is None and tool.needs_environment:
-            raise _Refused("tool_unavailable", "This tool needs files or commands; this conversation has none.")
-        return environment
-
-    async def _agent(self, run: Run[ToolInput, None, Any]) -> Agent:
-        return await self._session.snapshot(Agent, conversation=run.conversation_id) or Agent()
-
-    async def _committed(self, run: Run[ToolInput, None, Any]) -> tuple[CallStream, Bounded]:
-        """What the call had shown, as far as it was committed, within the limits of the tool there is now."""
-        tool = self._registry.find_tool(await self._agent(run), run.input.name)
-        live = await self._session.snapshot(Live, conversation=run.conversation_id)
-        shown = None if live is None else live.tools.get(str(run.id))
-        return committed_stream(shown, DEFAULT_LIMITS if tool is None else tool.output)
-
-    def _words(self, run: Run[ToolInput, None, Any], error: Exception) -> str:
-        """What the model is told of an exception in a tool."""
-        if isinstance(error, PerdureError):
-            return str(error)
-        self._report(run, "tool_raised", "a tool raised; the call has an error result", error)
-        return words_of(error)
-
-    def _report(self, run: Run[ToolInput, None, Any], type: str, message: str, error: Exception) -> None:
-        self._session.report(
-            Report(
-                type=type,
-                message=f"{run.input.name}: {message}",
-                task=run.id,
-                kind=TOOL_TASK,
-                conversation=run.conversation_id,
-                error=error,
-            )
-        )
