@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import (
+    Compaction,
     Conversation,
     Document,
     Entry,
@@ -38,6 +39,9 @@ from perdure import (
     field,
     tool,
 )
+from perdure.harness.messages import SystemMessage, Usage
+from perdure.harness.model import ModelRequest
+from perdure.harness.summary import TASK as SUMMARY_TASK
 from perdure.kernel.json import JsonValue
 from perdure.kernel.storage import Batch
 from perdure.testing.model import ScriptedModel, call, say
@@ -528,9 +532,42 @@ async def charger(folder: Path, *, points: tuple[str, ...] = ()) -> None:
         tell(answer=(await submission.answer()).text)
 
 
+SUMMARY = "Much was said about words."
+WINDOW = 4_000
+"""Tokens: by default a run waits for a compaction above 3,000."""
+WORDY = "word " * 300
+"""Some 375 tokens."""
+
+
+def summarises(request: ModelRequest) -> bool:
+    """Whether a request asks for a summary."""
+    return isinstance(request.messages[0], SystemMessage) and request.messages[0].text == SUMMARY_TASK
+
+
+async def talker(folder: Path, *, inputs: int, points: tuple[str, ...] = ()) -> None:
+    """An agent that is told much, and stands in a request for a summary."""
+
+    async def pace(request: ModelRequest, event: int) -> None:
+        if summarises(request):
+            note(folder / "summaries", str(len(request.messages)))
+            if "summary" in points:
+                stand("summary")
+
+    model = ScriptedModel(
+        lambda request: say(SUMMARY if summarises(request) else "ok", usage=Usage()), pace=pace, context_window=WINDOW
+    )
+    async with opened(folder / STORE, model, compaction=Compaction(background_tokens=0)) as harness:
+        root = await harness.root()
+        for n in range(inputs):
+            answer = await (await root.submit(f"{n} {WORDY}", request_id=str(n))).answer()
+            assert answer.text == "ok"
+        await harness.idle()
+        tell(transcript=[line[:12] for line in await transcript(root)], requests=(await root.usage()).requests)
+
+
 PROGRAMS = {
     program.__name__: program
-    for program in (agent, increments, holder, locker, reader, shipper, aborter, coder, charger)
+    for program in (agent, increments, holder, locker, reader, shipper, aborter, coder, charger, talker)
 }
 
 
