@@ -88,14 +88,17 @@ def limit_setting(name: LimitName, value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"the limit {name} is a {wanted}, or None for no limit, not {value!r}")
-    if not math.isfinite(value) or value < 0:
+    finite = value.is_finite() if isinstance(value, Decimal) else not isinstance(value, float) or math.isfinite(value)
+    if not finite or value < 0:
         raise ValueError(f"the limit {name} is a finite number, 0 or more, not {value}")
+    if value > MOST:
+        raise ValueError(f"the limit {name} is more than can be counted; None is no limit")
     if isinstance(value, Decimal) or name == "cost_usd":
         stored = int(_EXACT.to_integral_value(_EXACT.scaleb(Decimal(cast("Decimal | int", value)), 9)))
     else:
         stored = round(value * 1000) if name == "seconds" else int(value)
     if stored > MOST:
-        raise ValueError(f"the limit {name} is more than can be counted: {value}; None is no limit")
+        raise ValueError(f"the limit {name} is more than can be counted; None is no limit")
     return stored
 
 
