@@ -29,6 +29,14 @@ NO_INTERVAL_MS = 3_600_000
 SOME = 1_000
 """Of the idle conversations, those that both sides give a turn."""
 
+WINDOW, RESERVE, KEEP, AHEAD = 32_000, 4_000, 4_000, 8_000
+"""Of the long conversation's model: tokens of its context, kept free, kept verbatim, and how early a summary begins."""
+A_MESSAGE = 75
+"""Tokens that its model says of each message."""
+LONGEST_QUESTION = 500
+"""What is longer is asked by the harness: for a summary."""
+SUMMARY = "What was asked for so far was looked after, and all went well. " * 20
+
 Figures = dict[str, float]
 
 
@@ -74,6 +82,41 @@ def turn_figures(meter: Meter, *, commits: float, stored: int) -> Figures:
         "commits_a_turn": commits,
         "stored_a_turn": stored / n,
     }
+
+
+class Long:
+    """A long conversation, by tenths: CPU, memory and bytes on disk a turn. The first is for warming up."""
+
+    def __init__(self, folder: Path, turns: int) -> None:
+        self._folder = folder
+        self._tenth = turns // 10
+        self._meter = Meter()
+        self._marks: list[tuple[float, int]] = []
+        """Memory and bytes on disk at the end of each tenth."""
+
+    async def turn(self, work: Awaitable[object]) -> None:
+        await self._meter.time(work)
+        if len(self._meter.cpu) % self._tenth == 0:
+            self._marks.append((rss_mb(), stored_bytes(self._folder)))
+
+    def figures(self, *, compactions: int) -> Figures:
+        """The second tenth (``early``) beside the last. CPU is the mean: it has the compactions in it."""
+        tenth, marks = self._tenth, self._marks
+        early, late = (1e3 * statistics.fmean(self._meter.cpu[start : start + tenth]) for start in (tenth, 9 * tenth))
+        # A file grows in steps, at checkpoints: several tenths together even them out.
+        grown = [(marks[last][1] - marks[first][1]) / ((last - first) * tenth) for first, last in ((0, 4), (5, 9))]
+        return {
+            "cpu_early": early,
+            "cpu_late": late,
+            "cpu_late_over_early": late / early,
+            "rss_early": marks[1][0],
+            "rss_late": marks[-1][0],
+            "rss_late_over_early": marks[-1][0] / marks[1][0],
+            "stored_early": grown[0],
+            "stored_late": grown[1],
+            "stored_late_over_early": grown[1] / grown[0],
+            "compactions": compactions,
+        }
 
 
 def rss_mb() -> float:

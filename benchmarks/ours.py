@@ -11,16 +11,25 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec.json import encode
+from typing_extensions import override
 
 from common import (
+    A_MESSAGE,
+    AHEAD,
     ANSWER,
     BODY,
     DELTA,
     INTERVAL_MS,
+    KEEP,
+    LONGEST_QUESTION,
     NO_INTERVAL_MS,
     QUESTION,
+    RESERVE,
     SOME,
+    SUMMARY,
+    WINDOW,
     Figures,
+    Long,
     Meter,
     Reopening,
     Streams,
@@ -33,7 +42,7 @@ from common import (
     stored_bytes,
     turn_figures,
 )
-from perdure import Conversation, Document, Entry, Extension, Harness, Session, SqliteStorage, tool
+from perdure import Compaction, Conversation, Document, Entry, Extension, Harness, Session, SqliteStorage, tool
 from perdure.harness.documents import ASSISTANT, USER
 from perdure.harness.messages import AssistantMessage, Text, ToolCallPart, Usage, UserMessage, encode_messages
 from perdure.harness.model import Finished, ModelEvent, ModelInfo, ModelRequest, TextDelta
@@ -42,6 +51,9 @@ from perdure.kernel.session import Settled
 from perdure.kernel.storage import Batch
 
 Durability = Literal["default", "power", "process"]
+
+
+SOME_USAGE = Usage(input=10, output=10)
 
 
 class Counter(Document, kind="app.counter", version=1, scope="session"):
@@ -85,13 +97,32 @@ class Scripted:
         yield Finished(answer(Text(DELTA * self.deltas if self.deltas else ANSWER)))
 
 
-def answer(content: Text | ToolCallPart) -> AssistantMessage:
+class Remembering(Scripted):
+    """Has a window, says how long a request was, and sums up."""
+
+    summaries = 0
+
+    @override
+    def find(self, model: str) -> ModelInfo | None:
+        return ModelInfo(provider="scripted", name="one", context_window=WINDOW, max_output=8192)
+
+    @override
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
+        last = request.messages[-1]
+        assert isinstance(last, UserMessage)
+        summary = len(last.text) > LONGEST_QUESTION
+        self.summaries += summary
+        usage = Usage(input=A_MESSAGE * len(request.messages), output=A_MESSAGE)
+        yield Finished(answer(Text(SUMMARY if summary else ANSWER), usage))
+
+
+def answer(content: Text | ToolCallPart, usage: Usage = SOME_USAGE) -> AssistantMessage:
     return AssistantMessage(
         content=(content,),
         provider="scripted",
         model="one",
         stop_reason="tool_use" if isinstance(content, ToolCallPart) else "stop",
-        usage=Usage(input=10, output=10),
+        usage=usage,
     )
 
 
@@ -215,6 +246,20 @@ async def many(
 
         await meter.time(asyncio.gather(*(one(handle) for handle in handles)))
     return {"cpu": meter.total_cpu, "turns_per_s": conversations * n / meter.total_wall}
+
+
+# --- a conversation that is compacted -------------------------------------------------------------------------
+
+
+async def long(folder: Path, n: int = 50_000) -> Figures:
+    models = Remembering()
+    policy = Compaction(reserve_tokens=RESERVE, keep_recent_tokens=KEEP, background_tokens=AHEAD)
+    figures = Long(folder, n)
+    async with Harness.open(store(folder), models=models, compaction=policy) as harness:
+        root = await harness.root()
+        for number in range(n):
+            await figures.turn(turn(root, number))
+    return figures.figures(compactions=models.summaries)
 
 
 # --- a long session ------------------------------------------------------------------------------------------
@@ -376,7 +421,7 @@ async def importing(_: Path) -> Figures:
     return import_figures(__file__, package="import perdure", agent=f"from perdure import {names}")
 
 
-CELLS = (document, entry, turns, many, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
+CELLS = (document, entry, turns, many, long, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
 
 if __name__ == "__main__":
     main({cell.__name__: cell for cell in CELLS} | {"import": importing})

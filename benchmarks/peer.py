@@ -30,14 +30,21 @@ from pi_durable.storage.sqlite import SqliteStorage
 from pi_durable.storage.sqlite.posix import open_posix_sqlite_database
 
 from common import (
+    A_MESSAGE,
+    AHEAD,
     ANSWER,
     BODY,
     DELTA,
     INTERVAL_MS,
+    KEEP,
     NO_INTERVAL_MS,
     QUESTION,
+    RESERVE,
     SOME,
+    SUMMARY,
+    WINDOW,
     Figures,
+    Long,
     Meter,
     Reopening,
     Streams,
@@ -128,6 +135,30 @@ class Scripted:
             yield {"type": "text_delta", "delta": DELTA, "partial": partial}
 
 
+class Remembering(Scripted):
+    """Has a window, says how long a request was, and sums up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(provider="scripted", model_id="one", context_window=WINDOW, max_tokens=8192)
+        self.summaries = 0
+
+    def stream_simple(self, _model, request, _options=None):
+        return Answering(self._events(0), self._answer(request, ANSWER))
+
+    stream = stream_simple
+
+    async def complete_simple(self, _model, request, _options=None):
+        self.summaries += 1
+        return self._answer(request, SUMMARY)
+
+    def _answer(self, request, text: str) -> dict:
+        made = message([{"type": "text", "text": text}])
+        length = A_MESSAGE * len(request["messages"])
+        made["usage"] = {**USAGE, "input": length, "output": A_MESSAGE, "totalTokens": length + A_MESSAGE}
+        return made
+
+
 class Progress:
     """Counts commits of a harness: those with only a partial answer, and the others."""
 
@@ -175,7 +206,7 @@ async def open_storage(folder: Path, durability: str = "default"):
     return await SqliteStorage.open(database)
 
 
-async def open_harness(storage, models: Scripted, *, interval_ms: int = INTERVAL_MS):
+async def open_harness(storage, models: Scripted, *, interval_ms: int = INTERVAL_MS, **more):
     registry = create_registry()
     if models.tool:
 
@@ -185,7 +216,7 @@ async def open_harness(storage, models: Scripted, *, interval_ms: int = INTERVAL
         schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
         echo = define_tool({"name": "echo", "description": "Echo", "execute": execute, "parameters": schema})
         registry.install(define_extension({"name": "echo", "tools": [echo]}))
-    settings = {"progress": {"partial_interval_ms": interval_ms}}
+    settings = {"progress": {"partial_interval_ms": interval_ms}, **more}
     return await Harness.open(storage, {"models": models, "registry": registry, "settings": settings}, CONTEXT)
 
 
@@ -282,6 +313,21 @@ async def many(
     await meter.time(asyncio.gather(*(one(handle) for handle in handles)))
     await harness.close(CONTEXT)
     return {"cpu": meter.total_cpu, "turns_per_s": conversations * n / meter.total_wall}
+
+
+# --- a conversation that is compacted -------------------------------------------------------------------------
+
+
+async def long(folder: Path, n: int = 50_000) -> Figures:
+    models = Remembering()
+    policy = {"reserve_tokens": RESERVE, "keep_recent_tokens": KEEP, "background_tokens": AHEAD}
+    figures = Long(folder, n)
+    harness = await open_harness(await open_storage(folder), models, compaction=policy)
+    root = await harness.root(CONTEXT, {"agent": agent(models)})
+    for number in range(n):
+        await figures.turn(turn(root, number))
+    await harness.close(CONTEXT)
+    return figures.figures(compactions=models.summaries)
 
 
 # --- a long session ------------------------------------------------------------------------------------------
@@ -453,7 +499,7 @@ async def importing(_: Path) -> Figures:
     )
 
 
-CELLS = (document, entry, turns, many, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
+CELLS = (document, entry, turns, many, long, build, reopen, reopened, stream, partial, payload, watch, idle, touched)
 
 if __name__ == "__main__":
     main({cell.__name__: cell for cell in CELLS} | {"import": importing})
