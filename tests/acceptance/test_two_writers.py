@@ -180,6 +180,23 @@ async def test_an_epoch_that_was_had_before_is_refused_naming_both_sides(store: 
         assert session.info.epoch == 7
 
 
+@pytest.mark.parametrize("epoch", [2**62 + 1, 2**63 - 1, 2**70, 1.5, True, "7"])
+async def test_an_epoch_that_nobody_could_rise_above_is_refused_and_locks_nobody_out(epoch: Any, store: Path) -> None:
+    """K172: at the open, and by a commit; the highest that may be asked for leaves room."""
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match="epoch"):
+            async with opened(store, epoch=epoch):
+                raise AssertionError("it was opened")
+        async with Session.open(SqliteStorage(store)) as session:
+            with pytest.raises((TypeError, ValueError), match="epoch"):
+                async with session.commit() as tx:
+                    tx.raise_epoch(epoch)
+    async with opened(store, epoch=2**62):
+        pass
+    async with opened(store) as harness:
+        assert harness.session.info.epoch == 2**62 + 1
+
+
 async def test_a_superseded_process_adds_nothing_and_the_new_one_never_notices(tmp_path: Path, store: Path) -> None:
     """The lock file was removed under its holder: the fence in the store is what counts."""
     async with Child.run("holder", tmp_path, epoch=3) as old:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import under_way
+from acceptance_kit import STORE, kinds, lines, records, run
 from under_way import APP, LONG, SCRIPT, Board
 
 import perdure.spaces.documents  # defines documents that are looked at below
@@ -22,14 +23,19 @@ from perdure.storage.sqlite_schema import FORMAT_VERSION
 from perdure.testing.model import USAGE, ScriptedModel
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("under-way-*.gz"))
+SUMMARIES = sorted((Path(__file__).parent / "golden").glob("summary-*.gz"))
 
 
 @pytest.fixture(params=GOLDEN, ids=lambda path: path.stem)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    store = tmp_path / "agent.db"
-    store.write_bytes(gzip.decompress(request.param.read_bytes()))
-    store.chmod(0o600)
+    store = tmp_path / STORE
+    unpack(request.param, store)
     return store
+
+
+def unpack(golden: Path, store: Path) -> None:
+    store.write_bytes(gzip.decompress(golden.read_bytes()))
+    store.chmod(0o600)
 
 
 def content(path: Path) -> bytes:
@@ -100,6 +106,21 @@ async def test_what_was_used_before_an_upgrade_is_told_and_gone_on_with(old: Pat
     async with Harness.open(SqliteStorage(old), read_only=True) as harness:
         assert (await harness.usage()).requests == 7
         assert (await harness.handle(1).agent()).instructions == "Be brief."
+
+
+@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: path.stem)
+async def test_a_summary_that_was_under_way_is_asked_for_again_and_placed(path: Path, tmp_path: Path) -> None:
+    """K180, H206: what the program "talker" of the kit left, killed in its first summary."""
+    old, calm = tmp_path / "old", tmp_path / "calm"
+    old.mkdir()
+    calm.mkdir()
+    unpack(path, old / STORE)
+    assert "pi.compaction" not in kinds(old / STORE)
+    assert records(old / STORE, "tasks")[-1]["kind"] == "pi.compaction"
+    found, wanted = await run("talker", old, inputs=12), await run("talker", calm, inputs=12)
+    assert found["transcript"] == wanted["transcript"]
+    assert kinds(old / STORE).count("pi.compaction") == kinds(calm / STORE).count("pi.compaction") >= 1
+    assert len(lines(old / "summaries")) == len(lines(calm / "summaries"))
 
 
 async def test_a_store_of_a_later_release_is_refused_with_both_versions_and_left_as_it_is(old: Path) -> None:

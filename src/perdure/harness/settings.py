@@ -82,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) not in get_args(choices):
                 one_of = ", ".join(repr(choice) for choice in get_args(choices))
                 raise ValueError(f"{name} must be one of {one_of}, not {getattr(self, name)!r}")
+        if not isinstance(self.instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+            raise TypeError(f"instructions are a text, not {type(self.instructions).__name__}")
         check_json(self.instructions, at="instructions")
         for policy in (self.compaction, *self.compaction_by_model.values()):
             if not isinstance(policy, Compaction):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers

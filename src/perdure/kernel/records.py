@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 ROOT_CONVERSATION = 1
 """The id reserved for the root conversation."""
+MAX_EPOCH = 2**62
+"""What may be asked for: each open goes one higher by itself, and must find room to."""
 MAX_RECORD_BYTES = 64 << 20
 """What the JSON of one record, or one write of a document, may take (rule K189)."""
 
@@ -126,6 +128,14 @@ _SUBMISSION_MOVES: dict[tuple[SubmissionType, SubmissionStatus | None], tuple[Su
     ("write", "queued"): ("done", "unanswered"),
     ("input", "placed"): ("done", "unanswered"),
 }
+
+
+def check_epoch(epoch: object) -> None:
+    """Raises ValueError for an epoch that nobody could rise above, TypeError for what is none."""
+    if type(epoch) is not int:
+        raise TypeError(f"an epoch is a whole number, not {epoch!r}")
+    if epoch > MAX_EPOCH:
+        raise ValueError(f"an epoch is at most {MAX_EPOCH}, not {epoch}: nobody could rise above it")
 
 
 def check_request_id(value: object) -> None:

@@ -35,6 +35,7 @@ from perdure.kernel.records import (
     EntryRecord,
     SubmissionRecord,
     TaskRecord,
+    check_epoch,
 )
 from perdure.kernel.reports import OnReport, Report, deliver
 from perdure.kernel.settled import KEPT_CONVERSATIONS, KEPT_SUBMISSIONS, Settled, SettledReads, remember
@@ -156,6 +157,8 @@ class Session(SettledReads):
         for name, bound in bounds.items():
             if not bound >= 0:
                 raise ValueError(f"{name} is a number of milliseconds, 0 or more, not {bound}")
+        if epoch is not None:
+            check_epoch(epoch)
         clock = clock or SystemClock()
         entropy = entropy or SystemEntropy()
         info = await storage.open(

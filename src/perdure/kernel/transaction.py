@@ -41,6 +41,7 @@ from perdure.kernel.records import (
     SubmissionStatus,
     SubmissionType,
     TaskRecord,
+    check_epoch,
     check_request_id,
     check_submission_move,
     check_task_move,
@@ -162,6 +163,7 @@ class Transaction(TransactionContents):
     def raise_epoch(self, epoch: int) -> None:
         """With this commit the epoch of the fence is ``epoch`` (rule K207). Raises ValueError if that is no higher."""
         self.check_open()
+        check_epoch(epoch)
         present = self._epoch or max(self.session.info.epoch, self.session.staged.epoch)
         if epoch <= present:
             raise ValueError(f"the epoch is {present} already; it only rises, so not to {epoch}")
