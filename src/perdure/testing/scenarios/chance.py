@@ -11,12 +11,15 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Literal, cast, get_args
 
 import msgspec
 
+from perdure.harness.context import NO_RESULT, ModelContext
 from perdure.harness.conversation import Conversation
-from perdure.harness.documents import ASSISTANT, TOOL_RESULT, USER
+from perdure.harness.documents import ASSISTANT, COMPACTION, TOOL_RESULT, USER, CompactionData
 from perdure.harness.hooks import (
     Block,
     Hook,
@@ -36,15 +39,23 @@ from perdure.harness.hooks import (
     on_yield,
 )
 from perdure.harness.inbox import InputMode
-from perdure.harness.messages import AssistantMessage, SystemMessage, ToolResultMessage, decode_messages
+from perdure.harness.messages import (
+    AssistantMessage,
+    SystemMessage,
+    ToolResultMessage,
+    Usage,
+    decode_messages,
+    encode_messages,
+)
 from perdure.harness.model import ModelRequest
 from perdure.harness.settings import AfterFailure
+from perdure.harness.tokens import tokens_of
 from perdure.harness.tool import ToolResult
-from perdure.kernel.records import ROOT_CONVERSATION, Aborted, Completed, TaskRecord
+from perdure.kernel.records import ROOT_CONVERSATION, Aborted, Completed, EntryRecord, TaskRecord
 from perdure.tasks import Next, Run, Task, TaskEnded
-from perdure.testing.model import Reply, call, calls, fail, say
+from perdure.testing.model import Call, Fail, Reply, Script, call, calls, fail, say
 from perdure.testing.normal import Records, Rules
-from perdure.testing.scenarios.hosting import Remark, launch, measure, open_harness, user_texts
+from perdure.testing.scenarios.hosting import Remark, asks_for_summary, launch, measure, open_harness, user_texts
 from perdure.testing.scenarios.kernel import once
 from perdure.testing.scenarios.tasks import Said, open_tasks, text_of
 from perdure.testing.simulation import Host, Scenario
@@ -55,6 +66,8 @@ Wait = Literal["all_settled", "fail_fast", "none"]
 HOUR = 3_600_000
 MAX_NODES = 14
 MOST_NUDGES = 20
+CROWD = 500
+"""Tokens of the window of a model that soon has no room."""
 CLIENTS = 3
 """People who talk into one conversation."""
 
@@ -203,8 +216,10 @@ def _path(task: TaskRecord) -> str:
 # --- conversations ---------------------------------------------------------------------------------------------
 
 
-def chatter(request: ModelRequest) -> Reply:
-    """Says what it was told since it last spoke; by what that is, it calls tools first, or fails."""
+def chatter(request: ModelRequest, mark: str | None = None) -> Reply:
+    """Says what it was told since it last spoke; by what that is, it calls tools first, or fails. ``mark`` tells its
+    calls from those of other requests; None: by how many messages it was sent."""
+    mark = mark or str(len(request.messages))
     said = user_texts(request)
     told = said[-1]
     results = sum(isinstance(message, ToolResultMessage) for message in request.messages)
@@ -213,11 +228,11 @@ def chatter(request: ModelRequest) -> Reply:
     wish = told.rpartition(" ")[2]
     if wish == "measure" and asked <= answered:
         return calls(
-            call("measure", place=f"{len(request.messages)} after {told}", seconds=1),
-            call("measure", place=f"{len(request.messages)} besides {told}"),
+            call("measure", place=f"{mark} after {told}", seconds=1),
+            call("measure", place=f"{mark} besides {told}"),
         )
     if wish == "launch" and asked <= answered:
-        return call("launch", rocket=f"{len(request.messages)} after {told}")
+        return call("launch", rocket=f"{mark} after {told}")
     if wish == "retry":
         return fail("overloaded", times=1, partial="let me", then=say(" / ".join(said)))
     if wish == "fail":
@@ -225,7 +240,14 @@ def chatter(request: ModelRequest) -> Reply:
     return say(" / ".join(said) + f" ({results} results)")
 
 
-async def talk(host: Host, hooks: Sequence[Hook] = ()) -> None:
+async def talk(
+    host: Host,
+    hooks: Sequence[Hook] = (),
+    *,
+    script: Script = chatter,
+    window: int = 1_000_000,
+    further: Sequence[str] = (),
+) -> None:
     """Several people talk into a conversation at once, each in their own time: inputs of every mode, writes, resets,
     withdrawals; and now and then somebody aborts it all."""
     chance = random.Random(f"talk {host.seed}")  # noqa: S311
@@ -243,6 +265,8 @@ async def talk(host: Host, hooks: Sequence[Hook] = ()) -> None:
                 if label not in host.notes:
                     host.notes[label] = True
                     await root.abort()
+            elif deed == "compact":
+                await root.compact(f"for {label}")
             elif deed == "withdraw":
                 submission = await root.submit(f"withdraw {label} ", request_id=label)
                 await submission.abort()
@@ -258,13 +282,16 @@ async def talk(host: Host, hooks: Sequence[Hook] = ()) -> None:
     def chance_of(label: str) -> float:
         return random.Random(f"{host.seed} {label}").random()  # noqa: S311
 
-    deeds = ["follow_up", "follow_up", "steer", "steer", "write", "reset", "withdraw", "abort"]
+    deeds = ["follow_up", "follow_up", "steer", "steer", "write", "reset", "withdraw", "abort", *further]
     plans = [
         [(chance.random() * 3, chance.choice(deeds), chance.choice(wishes)) for _ in range(3)] for _ in range(CLIENTS)
     ]
     after_failure = chance.choice(get_args(AfterFailure))
     tools = [measure(host), launch(host)]
-    async with open_harness(host, chatter, tools=tools, hooks=hooks, after_failure=after_failure) as (harness, root):
+    async with open_harness(host, script, tools=tools, hooks=hooks, after_failure=after_failure, window=window) as (
+        harness,
+        root,
+    ):
         async with asyncio.TaskGroup() as group:
             for name, plan in zip("abc", plans, strict=True):
                 group.create_task(client(name, root, plan))
@@ -275,6 +302,8 @@ async def talk(host: Host, hooks: Sequence[Hook] = ()) -> None:
                 break
             await root.submit(f"follow_up last {number} ", request_id=f"last {number}")
             await harness.idle()
+        for task in list(harness.session.live.settled):
+            await harness.wait_task(task)
 
 
 async def meddled_talk(host: Host) -> None:
@@ -324,6 +353,41 @@ async def meddled_talk(host: Host) -> None:
     await talk(host, [hook for hook in every if lot("installed", hook.point) < 0.7])
 
 
+async def crowded_talk(host: Host) -> None:
+    """The same with a model that soon has no room: contexts are compacted beside runs, before requests, after overflows
+    and by whoever asks; summaries fail, do not help, or are too long to be asked for."""
+
+    least = random.Random(f"crowd {host.seed}").randint(CROWD // 2, CROWD)  # noqa: S311
+
+    def summary(request: ModelRequest) -> Reply:
+        (asked,) = user_texts(request)
+        lot = random.Random(f"{host.seed} {len(asked)}").random()  # noqa: S311
+        told = say("So much for that.", usage=Usage(input=tokens_of(request.messages), output=10))
+        if lot < 0.1:
+            return fail("refused", "on purpose")
+        if lot < 0.2:
+            return fail("overloaded", times=1, then=told)
+        if lot < 0.3:
+            return fail("overflow", "on purpose") if len(asked) > CROWD else told
+        return say(asked, chunk=0) if lot < 0.4 else told
+
+    def script(request: ModelRequest) -> Reply:
+        if asks_for_summary(request):
+            return summary(request)
+        takes = tokens_of(request.messages)
+        if takes > least:
+            return fail("overflow", "on purpose")
+        # A context that was compacted may be as long as one before.
+        reply = chatter(request, sha256(encode_messages(request.messages)).hexdigest()[:12])
+        if isinstance(reply, Call):
+            reply = calls(reply)
+        if isinstance(reply, Fail):
+            return reply
+        return replace(reply, usage=Usage(input=takes, output=10))
+
+    await talk(host, script=script, window=CROWD, further=["compact", "compact"])
+
+
 REASONS = frozenset({"aborted", "gate", "reset", "model_error", "run_failed", "stale"})
 
 
@@ -368,6 +432,45 @@ def results_fit(records: Records) -> Iterator[str]:
             yield f"the result of call {entry.by_task} is of another one"
 
 
+def compactions_fit(records: Records) -> Iterator[str]:
+    """Each was placed once, by a task that completed; none reaches back before another, none separates a result from
+    its call."""
+    tasks = {task.id: task for task in records.tasks}
+    wrote: Counter[int] = Counter()
+    for conversation in records.conversations:
+        own = [entry for entry in records.entries if entry.conversation_id == conversation.id]
+        begins = 0
+        marker: EntryRecord | None = None
+        for entry in own:
+            if entry.head is None:
+                continue
+            if entry.head < begins:
+                yield f"entry {entry.id} reaches back before entry {begins}, where the context began"
+            begins, marker = entry.head, entry
+            if entry.kind == COMPACTION:
+                wrote[entry.data_as(CompactionData).task] += 1
+        context = ModelContext(marker)
+        for entry in own:
+            if entry.id >= begins:
+                context.feed(entry)
+        shown = [m for m in context.messages() if isinstance(m, ToolResultMessage) and m.text != NO_RESULT]
+        stored = [entry for entry in own if entry.id >= begins and entry.kind == TOOL_RESULT]
+        if len(shown) != len(stored):
+            yield f"of {len(stored)} results since entry {begins} the model sees {len(shown)}"
+    for id, times in wrote.items():
+        if times > 1:
+            yield f"compaction {id} was placed {times} times"
+        # One that waited for a boundary was placed after its task had ended.
+        outcome = tasks[id].outcome
+        if not isinstance(outcome, Completed):
+            yield f"compaction {id} was placed, and ended {text_of(outcome) if outcome else 'not at all'}"
+
+
+def crowded(records: Records) -> Iterator[str]:
+    yield from results_fit(records)
+    yield from compactions_fit(records)
+
+
 def talked(records: Records) -> Iterator[str]:
     yield from answers_fit(records)
     yield from results_fit(records)
@@ -405,5 +508,14 @@ CHANCE = (
         any_effects=True,
         steady=False,
         always=talked,
+    ),
+    Scenario(
+        name="crowded-talk",
+        program=crowded_talk,
+        rules=Rules(unsafe=frozenset({"launch"})),
+        any_effects=True,
+        steady=False,
+        reports=frozenset({"compaction_failed"}),
+        always=crowded,
     ),
 )

@@ -10,13 +10,22 @@ from perdure.harness.documents import COMPACTION as ENTRY
 from perdure.harness.documents import RESET
 from perdure.harness.harness import Harness
 from perdure.harness.hooks import Decline, HookCompaction, Summary, before_compact
-from perdure.harness.messages import SystemMessage, ToolResultMessage, Usage
+from perdure.harness.messages import ToolResultMessage, Usage
 from perdure.harness.model import ModelRequest
-from perdure.harness.summary import PREAMBLE, TASK
+from perdure.harness.summary import PREAMBLE
 from perdure.kernel.records import Completed, TaskRecord
 from perdure.testing.model import Reply, call, fail, say
 from perdure.testing.normal import Records
-from perdure.testing.scenarios.hosting import Fact, effects, ends, measure, open_harness, scenario, user_texts
+from perdure.testing.scenarios.hosting import (
+    Fact,
+    asks_for_summary,
+    effects,
+    ends,
+    measure,
+    open_harness,
+    scenario,
+    user_texts,
+)
 from perdure.testing.simulation import Host
 
 UNTOLD = Usage()
@@ -33,8 +42,7 @@ def scripted(reply: Callable[[ModelRequest], Reply], summary: Reply | None = Non
     """Requests for summaries get ``summary``, others what ``reply`` says."""
 
     def script(request: ModelRequest) -> Reply:
-        first = request.messages[0]
-        if isinstance(first, SystemMessage) and first.text == TASK:
+        if asks_for_summary(request):
             return summary or say("Facts were told.", usage=UNTOLD)
         return reply(request)
 

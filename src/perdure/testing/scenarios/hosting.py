@@ -15,11 +15,12 @@ from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
 from perdure.harness.hooks import Hook
 from perdure.harness.limits import Limits
-from perdure.harness.messages import UserMessage
+from perdure.harness.messages import SystemMessage, UserMessage
 from perdure.harness.model import ModelRequest, Models
 from perdure.harness.registry import Extension
 from perdure.harness.settings import AfterFailure, RetryPolicy
 from perdure.harness.submission import Submission, Unanswered
+from perdure.harness.summary import TASK
 from perdure.harness.tool import AnyTool, ToolResult, tool
 from perdure.kernel.entries import Entry
 from perdure.kernel.json import JsonValue
@@ -96,6 +97,12 @@ async def open_harness(
 
 def user_texts(request: ModelRequest) -> list[str]:
     return [message.text for message in request.messages if isinstance(message, UserMessage)]
+
+
+def asks_for_summary(request: ModelRequest) -> bool:
+    """Whether a compaction asks."""
+    first = request.messages[0]
+    return isinstance(first, SystemMessage) and first.text == TASK
 
 
 async def ends(submission: Submission, reason: str) -> None:
