@@ -6,8 +6,6 @@ pydantic does both. It is imported when the first tool is used, not before.
 from __future__ import annotations
 
 import inspect
-import json
-import re
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ import msgspec
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.handle import ToolCall
+from perdure.harness.repair import Schema, json_in_text, repaired
 from perdure.kernel.errors import NotJson, PerdureError
 from perdure.kernel.json import JsonValue, check_json, decode_json, encode_json
 
@@ -29,8 +28,6 @@ Injected: TypeAlias = Literal["call", "environment"]
 
 MAX_PROBLEMS: Final = 20
 """How many problems of one call's arguments are told at once."""
-
-_FENCE = re.compile(r"```(?:json)?\s*\n(?P<text>.*)\n\s*```", re.DOTALL)
 
 
 class ToolDefinitionError(PerdureError, TypeError):
@@ -182,11 +179,11 @@ class Signature:
         try:
             self._validate(arguments)
         except _Unfit as unfit:
-            repaired = _unpack(arguments, unfit)
-            if repaired is None:
+            changed = repaired(arguments, cast("Schema", decode_json(self.schema)))
+            if changed is arguments or not isinstance(changed, dict):
                 raise InvalidArguments(unfit.problems) from None
-            self.values(repaired)
-            return repaired
+            self.values(changed)
+            return changed
         return arguments
 
     def values(self, arguments: JsonValue) -> dict[str, object]:
@@ -212,22 +209,19 @@ class Signature:
             check_json(arguments, at="arguments")
             return self._model.model_validate_json(encode_json(arguments))
         except NotJson as error:
-            raise _Unfit([str(error)], ()) from None
+            raise _Unfit([str(error)]) from None
         except ValidationError as error:
             raise _unfit(error) from None
 
 
 class _Unfit(Exception):
-    def __init__(self, problems: list[str], top: Sequence[str]) -> None:
+    def __init__(self, problems: list[str]) -> None:
         super().__init__()
         self.problems = problems
-        self.top = top
-        """The arguments that the problems are about, as a whole."""
 
 
 def _unfit(error: ValidationError) -> _Unfit:
     problems: list[str] = []
-    top: list[str] = []
     for item in error.errors(include_url=False, include_input=False, include_context=False):
         where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in item["loc"]).lstrip(".")
         match item["type"]:
@@ -238,22 +232,7 @@ def _unfit(error: ValidationError) -> _Unfit:
             case _:
                 message = item["msg"]
                 problems.append(f"{where}: {message[:1].lower()}{message[1:]}")
-        if len(item["loc"]) > 0:
-            top.append(str(item["loc"][0]))
-    return _Unfit(problems, top)
-
-
-def _unpack(arguments: dict[str, JsonValue], unfit: _Unfit) -> dict[str, JsonValue] | None:
-    """Where an object or a list was wanted and came as a text that holds one: that one. None: there is no such."""
-    repaired = dict(arguments)
-    for name in unfit.top:
-        value = arguments.get(name)
-        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-            try:
-                repaired[name] = _from_text(value)
-            except ValueError:
-                continue
-    return repaired if any(repaired[name] is not arguments[name] for name in arguments) else None
+    return _Unfit(problems)
 
 
 def _as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
@@ -262,7 +241,7 @@ def _as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
         # A model's arguments that were no JSON are kept as one text; some models encode them twice.
         for _ in range(2):
             if isinstance(value, str):
-                value = _from_text(value)
+                value = json_in_text(value)
     except ValueError as error:
         raise InvalidArguments([f"they are not valid JSON: {error}"]) from None
     if value is None:
@@ -270,25 +249,6 @@ def _as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
     if not isinstance(value, dict):
         raise InvalidArguments([f"they must be an object, not {_named(value)}"])
     return value
-
-
-def _from_text(text: str) -> JsonValue:
-    """JSON in a text: perhaps fenced, perhaps with line breaks inside its strings. Raises ValueError."""
-    text = text.strip()
-    if not text:
-        return {}
-    if (fenced := _FENCE.fullmatch(text)) is not None:
-        text = fenced["text"]
-    try:
-        value = json.loads(text, strict=False, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    check_json(value, at="arguments")
-    return cast("JsonValue", value)
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _named(value: JsonValue) -> str:
