@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perdure.harness.environment import FileChanged, FileError
 from perdure.tools import edits as editing
 from perdure.tools.edits import Edit
+from perdure.tools.nearest import nearest
 
 FILE = b"one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\nten\neleven\ntwelve\n"
 
@@ -38,6 +39,53 @@ def diff(data: bytes, edits: list[Edit]) -> str:
 def test_an_edit_that_does_not_apply_once_says_why(edits: list[Edit], message: str) -> None:
     with pytest.raises(FileError, match=message):
         editing.plan("f", FILE, edits)
+
+
+@pytest.mark.parametrize(
+    ("data", "old", "hint"),
+    [
+        (b"a\n    return x\nb\n", "\treturn x\n", r"line 2 differs in white space: it is '    return x'"),
+        (
+            b"def f(a):\n    one\n    two\n",
+            "def f(a):\n    one\n    too\n",
+            "line 3 is '    two', where old_text has '    too'",
+        ),
+        (b"x\ndef f(a):\n  1\ny\ndef f(a):\n  2\n  3\n", "def f(a):\n  2\n  4\n", "line 7 is '  3', where"),
+        (b"alpha\ncolour = 1\n", "color = 1", "line 2 is 'colour = 1', where old_text has 'color = 1'"),
+        (b"a\r\nb\nc\n", "a\nb\n", r"line 1 differs in white space: it is 'a\\r'"),
+        (b"alpha\n" + b"x" * 1000 + b"beta\n", "x" * 1000 + "gamma", r"is 'x+' \(and 704 characters more\)"),
+    ],
+)
+def test_a_text_that_does_not_occur_is_told_where_it_nearly_does_h360(data: bytes, old: str, hint: str) -> None:
+    with pytest.raises(FileError, match=rf"edit 1: old_text does not occur \(the nearest: .*{hint}"):
+        editing.plan("f", data, [Edit(old, "new")])
+
+
+@given(st.binary(max_size=200), st.text(min_size=1, max_size=30))
+def test_looking_for_the_nearest_place_never_fails_and_is_bounded_h360(data: bytes, old: str) -> None:
+    hint = nearest(data, old.encode())
+    assert hint is None or len(hint) < 3000
+
+
+LINES = st.lists(st.sampled_from([b"a", b"b b", b"\tc", b"", b"caf\xe9", "\u00e9".encode()]), min_size=1, max_size=8)
+
+
+@given(LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.data())
+def test_line_ends_and_the_byte_order_mark_stay_h360(
+    lines: list[bytes], end: bytes, marked: bool, data: st.DataObject
+) -> None:
+    """Unique lines of a file are replaced through a model's eyes, which sees neither CR nor the mark."""
+    mark = b"\xef\xbb\xbf" if marked else b""
+    numbered = [b"%d " % number + line for number, line in enumerate(lines)]
+    before = mark + b"".join(line + end for line in numbered)
+    chosen = data.draw(st.sets(st.integers(0, len(lines) - 1), min_size=1))
+    edits = [Edit(f"{number} ", f"new\n{number}: ") for number in sorted(chosen)]
+    after = outcome(before, edits)
+    expected = [
+        b"new" + end + b"%d: " % number + line if number in chosen else numbered[number]
+        for number, line in enumerate(lines)
+    ]
+    assert after == mark + b"".join(line + end for line in expected)
 
 
 def test_places_that_overlap_themselves_are_not_unique() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure.harness.environment import CommandNotStarted, FileChanged, FileError, FileMissing, NotAFile
+from perdure.harness.environment import (
+    CommandNotStarted,
+    FileChanged,
+    FileError,
+    FileMissing,
+    FileTooLarge,
+    NotAFile,
+)
+from perdure.harness.messages import Image, Text
 from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES
-from perdure.tools import files
+from perdure.tools import contents, files
 from perdure.tools.bash import bash
 from perdure.tools.edits import Edit
 from perdure.tools.local import LocalEnvironment
@@ -126,7 +136,7 @@ async def test_a_huge_file_is_not_read_to_its_end(env: LocalEnvironment, monkeyp
 async def test_what_is_no_text_file_is_refused(env: LocalEnvironment) -> None:
     await env.write_file("binary", b"\x7fELF\0\0")
     await env.write_file("dir/f", b"")
-    with pytest.raises(NotAFile, match="binary data"):
+    with pytest.raises(NotAFile, match="is not text but an ELF program or library \\(6 bytes\\)"):
         await files.read(env, "binary")
     with pytest.raises(NotAFile, match="is a directory"):
         await files.read(env, "dir")
@@ -134,6 +144,56 @@ async def test_what_is_no_text_file_is_refused(env: LocalEnvironment) -> None:
         await files.read(env, "none")
     with pytest.raises(FileError, match="begin at 1"):
         await files.read(env, "dir/f", offset=0)
+
+
+def png(width: int, height: int) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIB", 13, b"IHDR", width, height, 8) + b"\0" * 40
+
+
+IMAGES = {
+    "image/png": png(640, 480),
+    "image/gif": b"GIF89a" + struct.pack("<HH", 640, 480) + b"\0" * 20,
+    "image/jpeg": b"\xff\xd8\xff\xe0\0\x10JFIF" + b"\0" * 10 + b"\xff\xff\xc2\0\x11\x08" + struct.pack(">HH", 480, 640),
+    "image/webp": b"RIFF\0\0\0\0WEBPVP8 \0\0\0\0\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 640, 480),
+}
+WEBP = {
+    "lossless": b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f" + struct.pack("<I", 639 | 479 << 14),
+    "extended": b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + (639).to_bytes(3, "little") + (479).to_bytes(3, "little"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(IMAGES))
+async def test_an_image_is_known_by_its_content_and_shown_with_its_size_h361(env: LocalEnvironment, kind: str) -> None:
+    await env.write_file("picture.txt", IMAGES[kind])
+    answer = await files.read(env, "picture.txt")
+    assert answer.text == f"picture.txt: {kind}, 640 x 480 pixels, {len(IMAGES[kind])} bytes"
+    assert answer.image == Image(kind, base64.b64encode(IMAGES[kind]).decode())
+    assert answer.content == (Text(answer.text), answer.image)
+    assert (answer.details["width"], answer.details["height"]) == (640, 480)
+
+
+@pytest.mark.parametrize("kind", sorted(WEBP))
+def test_the_other_kinds_of_webp_tell_their_size_h361(kind: str) -> None:
+    assert contents.picture(WEBP[kind]) == contents.Picture("image/webp", 640, 480)
+
+
+@given(st.sampled_from(sorted(IMAGES)), st.integers(3, 60), st.binary(max_size=40))
+def test_an_image_that_is_damaged_tells_no_size_and_harms_nothing_h361(kind: str, kept: int, rest: bytes) -> None:
+    data = IMAGES[kind][:kept] + rest
+    found = contents.picture(data)
+    assert (found is None) == (contents.media_type(data) is None)
+    assert contents.describe(data)
+
+
+async def test_an_image_that_is_too_large_is_refused_h361(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_IMAGE", 50)
+    await env.write_file("small", png(1, 1)[:50])
+    await env.write_file("large", png(1, 1)[:51])
+    assert (await files.read(env, "small")).image is not None
+    with pytest.raises(FileTooLarge, match=r"large: is an image \(image/png\) of 51 bytes, more than the 50"):
+        await files.read(env, "large")
 
 
 async def test_text_that_is_not_utf_8_is_shown_as_it_can_be(env: LocalEnvironment) -> None:
@@ -167,7 +227,7 @@ async def test_an_edit_run_again_after_any_crash_gives_the_same(env: LocalEnviro
     again = await files.edit(env, "f", EDITS, intent)
     assert again == first
     assert await env.read_file("f") == AFTER
-    assert first.text == "Edited f: 2 replacements, the first at line 2."
+    assert first.text == f"Edited f: 2 replacements, the first at line 2.\n{first.details['diff']}".rstrip("\n")
     assert first.details["diff"] == "@@ -1,4 +1,3 @@\n one\n-two\n+2\n three\n-four\n"
     info = await env.stat("f")
     assert info is not None

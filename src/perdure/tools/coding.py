@@ -29,14 +29,15 @@ def _for_the_model() -> Generator[None]:
 
 
 def _result(answer: Answer) -> ToolResult:
-    return ToolResult(answer.text, details=answer.details)
+    return ToolResult(answer.content, details=answer.details)
 
 
 @tool(replay="safe", effects="read", output=OutputLimits(keep="head"))
 async def read(
     path: str, environment: ExecutionEnvironment, offset: int | None = None, limit: int | None = None
 ) -> ToolResult:
-    """Read a text file. At most 2000 lines and 50 KiB are shown at once; a note tells where to read on.
+    """Read a text file, or look at an image (PNG, JPEG, GIF, WebP). Of a text at most 2000 lines and 50 KiB are shown
+    at once; a note tells where to read on.
 
     Args:
         path: The file, relative to the working directory or absolute.
@@ -61,7 +62,8 @@ async def write(path: str, content: str, environment: ExecutionEnvironment) -> T
 
 @tool(replay="safe", effects="space", sequential=True)
 async def edit(path: str, edits: list[Edit], call: ToolCall, environment: ExecutionEnvironment) -> ToolResult:
-    """Replace texts in a file. Every edit is matched against the file as it is now; all are made, or none.
+    """Replace texts in a file. Every edit is matched against the file as it is now; all are made, or none. The result
+    shows what was changed, as a diff.
 
     Args:
         path: The file, relative to the working directory or absolute.

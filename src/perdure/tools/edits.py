@@ -13,6 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from perdure.harness.environment import FileChanged, FileError
+from perdure.tools.nearest import nearest
 
 _CONTEXT = 3
 _MAX_COMPARED = 1000
@@ -153,9 +154,12 @@ def _locate(path: str, data: bytes, number: int, edit: Edit, crlf: bool) -> Repl
         raise FileError(path, f"edit {number}: old_text and new_text are the same")
     start = data.find(old)
     if start < 0:
+        near = nearest(data, old)
+        hint = "" if near is None else f" (the nearest: {near})"
         raise FileError(
             path,
-            f"edit {number}: old_text does not occur; read the file and copy the text exactly, white space included",
+            f"edit {number}: old_text does not occur{hint}; read the file and copy the text exactly, white space "
+            "included",
         )
     places = [start]
     while (start := data.find(old, start + 1)) >= 0 and len(places) <= _MAX_PLACES:

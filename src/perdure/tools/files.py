@@ -6,6 +6,7 @@ reading and writing give the same again, an edit looks whether it was done alrea
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,36 +19,54 @@ from perdure.harness.environment import (
     FileTooLarge,
     NotAFile,
 )
+from perdure.harness.messages import Image, Text, UserPart
 from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES, OutputWindow, Window
 from perdure.kernel.json import JsonValue
+from perdure.tools import contents
 from perdure.tools import edits as editing
 from perdure.tools.edits import Edit, EditIntent
 
 MAX_EDIT = 16 * 1024 * 1024
 """Bytes of the largest file that is edited."""
+MAX_IMAGE = 3_750_000
+"""Bytes of the largest image that is shown: with base64 they are the 5 MB that providers take."""
 _CHUNK = 256 * 1024
 _COUNT_LINES = 16 * 1024 * 1024
 """Files up to so many bytes are read to their end to tell how many lines they have."""
 _PROBE = 8192
 _NOTES = 512
 """Bytes of a result that are left to notes, so that notes and window together keep the limit."""
+_DIFF_LINES = 40
+_DIFF_BYTES = 4096
+"""Of the diff, so much is in the text of an edit's result; all of it that a result holds is in the details."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
     details: dict[str, JsonValue]
+    image: Image | None = None
+
+    @property
+    def content(self) -> str | tuple[UserPart, ...]:
+        return self.text if self.image is None else (Text(self.text), self.image)
 
 
 async def read(
     environment: ExecutionEnvironment, path: str, *, offset: int | None = None, limit: int | None = None
 ) -> Answer:
-    """Whole lines of a text file from line ``offset`` (from 1), at most ``limit`` and what a result holds."""
+    """Whole lines of a text file from line ``offset`` (from 1), at most ``limit`` and what a result holds; or an image
+    (rule H361)."""
     first = 1 if offset is None else offset
     if first < 1 or (limit is not None and limit < 1):
         raise FileError(path, "offset and limit are line numbers and begin at 1")
     info = await _regular_file(environment, path)
-    reader = _Lines(environment, path, info.size)
+    reader = _Lines(environment, path)
+    head = await reader.begin()
+    if (kind := contents.media_type(head)) is not None:
+        return await _image(environment, path, kind, info.size)
+    if b"\0" in head[:_PROBE]:
+        raise NotAFile(path, f"is not text but {contents.describe(head)} ({info.size} bytes)")
     skipped = await reader.skip(first - 1)
     if skipped < first - 1 or (first > 1 and reader.ended):
         raise FileError(path, f"has {skipped} lines; there is no line {first}")
@@ -65,6 +84,26 @@ async def read(
             "file_bytes": info.size,
             "complete": complete,
         },
+    )
+
+
+async def _image(environment: ExecutionEnvironment, path: str, kind: str, size: int) -> Answer:
+    if size > MAX_IMAGE:
+        raise FileTooLarge(path, f"is an image ({kind}) of {size} bytes, more than the {MAX_IMAGE} that can be shown")
+    data = await environment.read_file(path, length=MAX_IMAGE)
+    found = contents.picture(data)
+    if found is None:
+        raise FileChanged(path, "was changed while it was read; try again")
+    return Answer(
+        f"{path}: {found.media_type}, {found.size}, {len(data)} bytes",
+        {
+            "path": path,
+            "media_type": found.media_type,
+            "width": found.width,
+            "height": found.height,
+            "file_bytes": len(data),
+        },
+        Image(found.media_type, base64.b64encode(data).decode("ascii")),
     )
 
 
@@ -100,13 +139,16 @@ async def edit(environment: ExecutionEnvironment, path: str, edits: Sequence[Edi
         before = editing.revert(path, data, ordered, intent)
     else:
         raise FileChanged(path, "was changed after this edit was planned; read it again")
-    shown = OutputWindow(keep="head")
-    shown.feed(editing.diff(before, ordered).encode())
-    window = shown.window()
+    difference = editing.diff(before, ordered).encode()
+    window = _head(difference, OutputWindow(keep="head"))
+    short = _head(difference, OutputWindow(keep="head", limit_bytes=_DIFF_BYTES, limit_lines=_DIFF_LINES))
     line = editing.first_line(before, ordered)
     count = len(ordered)
+    more = "" if short.complete else f"\n[{short.dropped_lines} more lines of the diff are not shown.]"
     return Answer(
-        f"Edited {path}: {count} replacement{'s' if count > 1 else ''}, the first at line {line}.",
+        f"Edited {path}: {count} replacement{'s' if count > 1 else ''}, the first at line {line}.\n"
+        + short.text.removesuffix("\n")
+        + more,
         {
             "path": path,
             "replacements": count,
@@ -117,24 +159,31 @@ async def edit(environment: ExecutionEnvironment, path: str, edits: Sequence[Edi
     )
 
 
+def _head(data: bytes, window: OutputWindow) -> Window:
+    window.feed(data)
+    return window.window()
+
+
 class _Lines:
     """A file read once from its beginning, in chunks."""
 
-    def __init__(self, environment: ExecutionEnvironment, path: str, size: int) -> None:
+    def __init__(self, environment: ExecutionEnvironment, path: str) -> None:
         self._environment = environment
         self._path = path
-        self._size = size
         self._at = 0
         self._rest = b""
         self.ended = False
+
+    async def begin(self) -> bytes:
+        """The first chunk, which is still to be read."""
+        self._rest = await self._next()
+        return self._rest
 
     async def _next(self) -> bytes:
         if self._rest:
             chunk, self._rest = self._rest, b""
             return chunk
         chunk = await self._environment.read_file(self._path, offset=self._at, length=_CHUNK)
-        if self._at == 0 and b"\0" in chunk[:_PROBE]:
-            raise NotAFile(self._path, f"is not text but binary data ({self._size} bytes)")
         self._at += len(chunk)
         self.ended = not chunk
         return chunk

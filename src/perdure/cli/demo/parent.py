@@ -166,7 +166,8 @@ class Story:
                 self.say(f"{event['result']}: interrupted; not run again by itself, the model is told", "yellow", "!")
             else:
                 lines = [line for line in event["text"].splitlines() if line.strip()]
-                self.say(f"{event['result']}: {code or (lines[-1][:70] if lines else 'done')}", "dim", "·")
+                told = 0 if event["result"] == "edit" else -1  # A diff follows what it says of itself.
+                self.say(f"{event['result']}: {code or (lines[told][:70] if lines else 'done')}", "dim", "·")
         elif event.get("stop") == "aborted":
             self.say(
                 f"the broken-off answer ({len(event['answer'])} characters) is kept as aborted; asked again", "yellow"
