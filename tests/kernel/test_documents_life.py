@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from perdure.kernel.errors import DocumentFieldError, DraftClosed, NotFound
 from perdure.kernel.ops import apply
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
+from perdure.storage.sqlite import SqliteStorage
 
 
 async def test_only_a_draft_makes_a_document() -> None:
@@ -477,3 +480,29 @@ async def test_a_slow_read_of_a_place_not_yet_made_does_not_hide_what_is_made_th
         assert there(await session.snapshot(Job, conversation=place)).n == 1
         await job(session, place, 2)
         assert there(await session.snapshot(Job, conversation=place)).n == 2
+
+
+@pytest.mark.parametrize("wrong", [5, True, 1.5, b"k", ["k"], ("k",)], ids=repr)
+async def test_a_key_that_is_no_text_is_refused_k209(wrong: Any) -> None:
+    async with Session.open(HeldStorage()) as session:
+        with pytest.raises(TypeError, match="a key is a text"):
+            async with session.commit() as tx:
+                await tx.draft(Label, key=wrong)
+        with pytest.raises(TypeError, match="a key is a text"):
+            await session.snapshot(Label, key=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["{}", "{}.0"])
+async def test_a_conversation_that_is_no_number_has_no_documents_k209(wrong: str, tmp_path: Path) -> None:
+    """SQLite would take "1" for 1, and keep a record that cannot be read."""
+    async with Session.open(SqliteStorage(tmp_path / "store.db")) as session:
+        place = await conversation(session)
+        for other in (wrong.format(place), float(place), True):
+            untyped: Any = other
+            with pytest.raises((TypeError, NotFound)):
+                async with session.commit() as tx:
+                    await tx.draft(Job, conversation=untyped)
+            with pytest.raises((TypeError, NotFound)):
+                await session.snapshot(Job, conversation=untyped)
+        await job(session, place, 1)
+        assert there(await session.snapshot(Job, conversation=place)).n == 1

@@ -249,10 +249,12 @@ class TransactionDocuments(TransactionReads):
 
 def address_of(kind: type[Document], conversation: int | None, task: int | None, key: str) -> Address:
     """Where a document of this kind lives. Raises ValueError when what its scope needs was not given, NotJson for a key
-    that no store can hold."""
+    that no store can hold, TypeError for what a store would take for the text or number that it looks like (K209)."""
     definition = kind.definition
     if definition.family != bool(key):
         raise ValueError(f"{definition.kind}: " + ("a family needs a key" if definition.family else "takes no key"))
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+        raise TypeError(f"{definition.kind}: a key is a text, not {type(key).__name__}")
     if not key.isascii():
         check_json(key, at=f"{definition.kind} key")
     if definition.scope == "session":
@@ -260,4 +262,6 @@ def address_of(kind: type[Document], conversation: int | None, task: int | None,
     scope_id = conversation if definition.scope == "conversation" else task
     if scope_id is None:
         raise ValueError(f"{definition.kind}: name the {definition.scope} it belongs to")
+    if type(scope_id) is not int:
+        raise TypeError(f"{definition.kind}: a {definition.scope} is named by its number, not by {scope_id!r}")
     return Address(definition.kind, definition.scope, scope_id, key)
