@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,12 +13,14 @@ from kit import Commits, Hold, Note, opened, queue, rest, transcript
 from pydantic import BaseModel
 
 from perdure.harness.documents import Live
+from perdure.harness.harness import Harness
 from perdure.harness.parse import CannotParse
 from perdure.harness.submission import Unanswered
 from perdure.harness.tool import tool
 from perdure.kernel.context import BACKGROUND
-from perdure.kernel.errors import ContextCancelled, NotFound, SessionClosed
+from perdure.kernel.errors import ContextCancelled, InvalidRead, NotFound, SessionClosed
 from perdure.storage.memory import MemoryStorage
+from perdure.storage.sqlite import SqliteStorage
 from perdure.tasks.errors import WorkBlocked
 from perdure.testing.model import ScriptedModel, call, fail, say
 
@@ -65,6 +69,22 @@ async def test_a_submission_is_found_again_after_a_reopen_h23() -> None:
         assert again.conversation == await harness.root()
         with pytest.raises(NotFound):
             await harness.submission(999)
+
+
+async def test_an_id_that_came_as_text_is_the_number_it_names_or_nothing_k33(tmp_path: Path) -> None:
+    """As from a command line: a wait by it ends like any other."""
+    async with Harness.open(SqliteStorage(tmp_path / "agent.db"), models=ScriptedModel(say("x"))) as harness:
+        root = await harness.root()
+        made = await root.submit("hi")
+        await made.wait()
+    async with Harness.open(SqliteStorage(tmp_path / "agent.db"), models=ScriptedModel(say("x"))) as harness:
+        untyped: Any = harness
+        found = await untyped.submission(str(made.id))
+        assert type(found.id) is int
+        assert (await found.wait()).status == "done"
+        assert (await untyped.conversation("1")) == await harness.root()
+        with pytest.raises((NotFound, InvalidRead, TypeError)):
+            await untyped.submission("none")
 
 
 async def test_handles_are_equal_if_they_name_the_same_k33() -> None:

@@ -307,9 +307,10 @@ class Harness:
 
     async def conversation(self, id: int, *, context: Context | None = None) -> Conversation:
         """Raises NotFound."""
-        if await bounded(self.session.conversation(id), context) is None:
+        record = await bounded(self.session.conversation(id), context)
+        if record is None:
             raise NotFound(f"there is no conversation {id}")
-        return self.handle(id)
+        return self.handle(record.id)
 
     async def conversations(
         self,
@@ -352,7 +353,7 @@ class Harness:
         record = await bounded(self.session.submission(id), context)
         if record is None:
             raise NotFound(f"there is no submission {id}")
-        return Submission(self, id, record.conversation_id)
+        return Submission(self, record.id, record.conversation_id)  # a store also finds "5" as 5
 
     async def admit(
         self,
