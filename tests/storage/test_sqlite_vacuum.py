@@ -154,9 +154,9 @@ async def test_a_bound_ends_a_vacuum_and_not_the_store_k222(tmp_path: Path) -> N
     assert dump(path) == rows
     await line.commit(line.batch(entries=[line.entry(1)]))
     assert (await line.storage.vacuum()).freed > 0
-    for bound in (0, -5):
+    for bound in (0, -5, float("nan"), True):
         with pytest.raises(ValueError, match="1 or more"):
-            await line.storage.vacuum(within_ms=bound)
+            await line.storage.vacuum(within_ms=bound)  # pyright: ignore[reportArgumentType]
     await line.storage.close()
 
 

@@ -55,6 +55,8 @@ from perdure.storage.rules import (
     check_batch,
     check_bound,
     check_limit,
+    check_live,
+    check_order,
     check_takeover,
     lineage_of,
     mail_body,
@@ -400,6 +402,7 @@ class MemoryStorage:
     ) -> list[EntryRecord]:
         contents = self._read()
         check_limit(limit)
+        check_order(order)
         found: list[EntryRecord] = []
         for conversation_id, low, high in ranges(lineage, first, last, order):
             ids = contents.by_conversation.get(conversation_id, [])
@@ -442,6 +445,7 @@ class MemoryStorage:
     ) -> list[TaskRecord]:
         contents = self._read()
         check_limit(limit)
+        check_live(live)
         found = (
             task
             for task in ((contents.tasks[id] for id in contents.live) if live else contents.tasks.values())

@@ -75,14 +75,26 @@ def check_takeover(takeover: bool, *, read_only: bool) -> None:
 
 def check_limit(limit: int, *, most: int = MAX_SCAN) -> None:
     """Raise InvalidRead unless ``1 <= limit <= most``."""
-    if not 1 <= limit <= most:
-        raise InvalidRead(f"a scan returns 1 to {most} records, not {limit}; read page by page")
+    if type(limit) is not int or not 1 <= limit <= most:
+        raise InvalidRead(f"a scan returns 1 to {most} records, not {limit!r}; read page by page")
+
+
+def check_order(order: Order) -> None:
+    """Raise InvalidRead for what an untyped caller may take for an order."""
+    if order not in ("ascending", "descending"):
+        raise InvalidRead(f"entries are read in the order 'ascending' or 'descending', not {order!r}")
+
+
+def check_live(live: bool | None) -> None:
+    """Raise InvalidRead for what an untyped caller may take for a choice of tasks."""
+    if live not in (True, False, None):
+        raise InvalidRead(f"tasks are looked for with live=True, False or None, not {live!r}")
 
 
 def check_bound(within_ms: int) -> None:
     """Raise ValueError unless a bound of a wait is one."""
-    if within_ms < 1:
-        raise ValueError(f"a bound is a number of milliseconds, 1 or more, not {within_ms}")
+    if type(within_ms) is not int or within_ms < 1:
+        raise ValueError(f"a bound is a number of milliseconds, 1 or more, not {within_ms!r}")
 
 
 def lineage_of(ancestry: Iterable[tuple[int, int | None]]) -> tuple[Segment, ...]:

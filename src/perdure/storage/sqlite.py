@@ -48,7 +48,7 @@ from perdure.kernel.storage import (
 )
 from perdure.storage import sqlite_header, sqlite_upkeep
 from perdure.storage.lock import OwnerLock, forget_replacement
-from perdure.storage.rules import FIRST_ID, check_bound, check_limit, check_takeover
+from perdure.storage.rules import FIRST_ID, check_bound, check_limit, check_live, check_order, check_takeover
 from perdure.storage.sqlite_create import clear, copying, create
 from perdure.storage.sqlite_reads import Reader, face, quietly
 from perdure.storage.sqlite_schema import Link, build, connect, explained
@@ -266,6 +266,7 @@ class SqliteStorage:
         limit: int = MAX_SCAN,
     ) -> list[EntryRecord]:
         check_limit(limit)
+        check_order(order)
         return await self._read(lambda reader: reader.entries(lineage, first, last, order, limit))
 
     async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
@@ -287,6 +288,7 @@ class SqliteStorage:
         limit: int = MAX_SCAN,
     ) -> list[TaskRecord]:
         check_limit(limit)
+        check_live(live)
         return await self._read(lambda reader: reader.tasks(conversation_id, kind, live, after, limit))
 
     async def submissions(

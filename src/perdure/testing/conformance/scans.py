@@ -129,11 +129,16 @@ async def submissions_are_found_by_status_and_request(subject: Subject) -> None:
 
 
 async def a_senseless_read_is_refused_and_harms_nothing(subject: Subject) -> None:
-    """K131: a page of no records or of too many."""
+    """K131: a page of no records or of too many, an order that is none."""
     line = await begun(subject)
     storage = line.storage
     lineage = await storage.lineage(1)
-    for limit in (0, -1, 1001):
+    untyped: Any = storage
+    for order in ("newest", "", None, 1):
+        await refused(InvalidRead, untyped.entries(lineage, order=order))
+    for live in ("yes", -1, 0.5):
+        await refused(InvalidRead, untyped.tasks(live=live))
+    for limit in (0, -1, 1001, 1.5, True):
         await refused(InvalidRead, storage.entries(lineage, limit=limit))
         await refused(InvalidRead, storage.tasks(limit=limit))
         await refused(InvalidRead, storage.submissions(limit=limit))
