@@ -212,3 +212,11 @@ async def test_show_pages_through_all_there_is_k230(tmp_path: Path) -> None:
     assert "no entries there" in (await perdure("show", path, "--before", "1")).output
     for wrong in (["--before", "5", "--after", "3"], ["--all", "--limit", "3"], ["--limit", "1001"]):
         assert (await perdure("show", path, *wrong)).exit_code == 2
+
+
+async def test_what_needs_a_store_makes_none_k187(tmp_path: Path) -> None:
+    for words in (("vacuum",), ("prune", "--older-than", "1d"), ("prune", "--older-than", "1d", "--dry-run")):
+        done = await perdure(words[0], tmp_path / "typo.db", *words[1:])
+        assert done.exit_code == 1
+        assert "there is no store at" in done.output
+        assert not os.listdir(tmp_path)

@@ -9,12 +9,10 @@ from pathlib import Path
 import msgspec
 import typer
 
-from perdure.cli.stores import looking
+from perdure.cli.stores import looking, owning
 from perdure.cli.text import counted
 from perdure.harness.deletion import count_deleted
 from perdure.harness.retention import Retention, RetentionReport, apply_retention
-from perdure.kernel.session import Session
-from perdure.storage.sqlite import SqliteStorage
 
 _MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGE = re.compile(r"([1-9][0-9]{0,8})([smhd])")
@@ -38,12 +36,12 @@ def policy_of(older_than: str, labels: Sequence[str], *, named: bool) -> Retenti
 async def prune(path: Path, policy: Retention, *, dry_run: bool) -> RetentionReport:
     """By this process, which opens the store for it; what waits in the mailbox is left alone.
 
-    Raises StorageBusy if another process has the store, and StorageError.
+    Raises StorageBusy if another process has the store, CommandError and StorageError.
     """
     if dry_run:
         async with looking(path) as session:
             return await apply_retention(session, policy, dry_run=True)
-    async with Session.open(SqliteStorage(path)) as session:
+    async with owning(path) as session:
         session.derive(count_deleted)
         return await apply_retention(session, policy)
 

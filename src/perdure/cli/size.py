@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 import typer
 
-from perdure.cli.stores import looking, name_of
+from perdure.cli.stores import looking, name_of, owning
 from perdure.cli.text import counted, printable
 from perdure.cli.text import size as bytes_as
-from perdure.kernel.session import Session
 from perdure.kernel.storage import RowCounts, SizeReport, VacuumReport
-from perdure.storage.sqlite import SqliteStorage
 
 SHOWN = 10
 """Conversations that are listed."""
@@ -74,8 +72,9 @@ def _advice(size: SizeReport) -> str:
 
 
 async def vacuum(path: Path) -> VacuumReport:
-    """By this process, which opens the store for it. Raises StorageBusy if another has it, and StorageError."""
-    async with Session.open(SqliteStorage(path)) as session:
+    """By this process, which opens the store for it. Raises StorageBusy if another has it, CommandError, and
+    StorageError."""
+    async with owning(path) as session:
         return await session.storage.vacuum()
 
 

@@ -54,6 +54,15 @@ async def looking(path: Path) -> AsyncGenerator[Session]:
         yield session
 
 
+@asynccontextmanager
+async def owning(path: Path) -> AsyncGenerator[Session]:
+    """A store that is there, open for this process alone. Raises what opening it raises."""
+    if not os.access(path, os.F_OK):
+        raise CommandError(f"there is no store at {path}")  # opening would make one
+    async with Session.open(SqliteStorage(path)) as session:
+        yield session
+
+
 @dataclass(frozen=True, slots=True)
 class Recent:
     """What a store was used for last."""
