@@ -234,7 +234,7 @@ async def test_kept_conversations_keep_all_that_was_promised_k229() -> None:
 
 def test_a_policy_says_how_long() -> None:
     for age in (0, -1):
-        with pytest.raises(ValueError, match=f"older_than_ms must be at least 1, not {age}"):
+        with pytest.raises(ValueError, match=f"older_than_ms must be an integer of at least 1, not {age}"):
             Retention(older_than_ms=age)
     with pytest.raises(TypeError):
         Retention(older_than_ms=1, more=1)  # pyright: ignore[reportCallIssue]
@@ -248,3 +248,20 @@ async def test_a_closed_session_is_said() -> None:
     with pytest.raises(Exception, match="closed") as refused:
         await old.info()
     assert not isinstance(refused.value, NotFound)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"older_than_ms": 0},
+        {"older_than_ms": float("nan")},
+        {"older_than_ms": True},
+        {"older_than_ms": "30d"},
+        {"older_than_ms": DAY, "named": "no"},
+        {"older_than_ms": DAY, "labels": {"a": 1}},
+        {"older_than_ms": DAY, "labels": ["a"]},
+    ],
+)
+def test_a_policy_that_says_nothing_clear_deletes_nothing_k225(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Retention"):
+        Retention(**wrong)

@@ -44,8 +44,15 @@ class Retention:
     """Also those that have a name."""
 
     def __post_init__(self) -> None:
-        if self.older_than_ms < 1:
-            raise ValueError(f"Retention.older_than_ms must be at least 1, not {self.older_than_ms}")
+        # Also of untyped callers: what compares with nothing, as NaN does, would be older than everything.
+        if type(self.older_than_ms) is not int or self.older_than_ms < 1:
+            raise ValueError(f"Retention.older_than_ms must be an integer of at least 1, not {self.older_than_ms!r}")
+        if type(self.named) is not bool:
+            raise ValueError(f"Retention.named must be True or False, not {self.named!r}")
+        try:
+            msgspec.convert(self.labels, dict[str, str])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"Retention.labels must be texts by text ({error})") from None
 
 
 class RetentionReport(msgspec.Struct, frozen=True, kw_only=True):
