@@ -35,6 +35,23 @@ async def test_a_turn_is_one_line_at_info_h288(caplog: pytest.LogCaptureFixture)
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("perdure.runs", logging.INFO),
+        ("perdure.commits", logging.DEBUG),
+        ("perdure.tasks", logging.DEBUG),
+        ("perdure.calls", logging.DEBUG),
+    ],
+)
+async def test_each_logger_is_set_up_by_itself_h288(name: str, level: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "perdure")
+    caplog.set_level(level, name)
+    async with opened(ScriptedModel([call("again"), say("ok")]), tools=(again,)) as harness:
+        await (await (await harness.root()).submit("hi")).answer()
+    assert {record.name for record in caplog.records if record.name.startswith("perdure")} == {name}
+
+
 async def test_a_retry_and_the_reason_of_an_ending_are_told_h288(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "perdure")
     model = ScriptedModel(fail("overloaded", "words", times=1, then=fail("refused", "more words")))

@@ -71,8 +71,18 @@ def failure_code(record: TaskRecord) -> str | None:
     return record.outcome.error.code if isinstance(record.outcome, Failed) else None
 
 
+_LEVELS = (
+    (_runs, logging.INFO),
+    (_compactions, logging.INFO),
+    (_calls, logging.DEBUG),
+    (_tasks, logging.DEBUG),
+    (_commits, logging.DEBUG),
+)
+"""What this module tells at all; each logger may be set up by itself."""
+
+
 class RunLog:
-    """An observer of the session. It costs a test a commit where the log is not at INFO."""
+    """An observer of the session. It costs five tests a commit where nobody wants a line."""
 
     def __init__(self, session: Session) -> None:
         self._found = {record.id for record in session.live.settled.values() if record.kind == GENERATION}
@@ -80,7 +90,7 @@ class RunLog:
         session.observe(self._observe)
 
     def _observe(self, settled: Settled) -> None:
-        if _runs.isEnabledFor(logging.INFO):
+        if any(logger.isEnabledFor(level) for logger, level in _LEVELS):
             with suppress(Exception):  # a filter of the host's; the commit has settled
                 self._tell(settled)
 
@@ -95,9 +105,9 @@ class RunLog:
             len(batch.documents),
             batch.progress,
         )
-        debug = _tasks.isEnabledFor(logging.DEBUG)
+        calls, tasks = _calls.isEnabledFor(logging.DEBUG), _tasks.isEnabledFor(logging.DEBUG)
         for record in batch.tasks:
-            if debug:
+            if tasks:
                 state = record.state
                 phase = "-" if isinstance(state, (Completing, Terminal)) else state.phase
                 _tasks.debug("task=%d kind=%s status=%s phase=%s", record.id, record.kind, record.status, phase)
@@ -112,7 +122,7 @@ class RunLog:
                     failure_code(record),
                     settled.seq,
                 )
-            elif debug and record.kind == TOOL_TASK and type(record.state) is Terminal:
+            elif calls and record.kind == TOOL_TASK and type(record.state) is Terminal:
                 _calls.debug("call ended task=%d code=%s", record.id, code_of(record, settled))
 
     def _tell_run(self, record: TaskRecord, settled: Settled) -> None:
