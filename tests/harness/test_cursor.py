@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,9 @@ from perdure.kernel.entries import Entry
 from perdure.kernel.json import JsonValue, same_json
 from perdure.kernel.observation import MAX_PENDING
 from perdure.kernel.ops import apply
+from perdure.kernel.storage import Storage
 from perdure.storage.memory import MemoryStorage
+from perdure.storage.sqlite import SqliteStorage
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
 from perdure.testing.model import ScriptedModel, call, say
@@ -55,7 +58,7 @@ class Job(Task[int, None], kind="test.job"):
 
 @asynccontextmanager
 async def opened(
-    model: ScriptedModel | None = None, storage: MemoryStorage | None = None, clock: ManualClock | None = None
+    model: ScriptedModel | None = None, storage: Storage | None = None, clock: ManualClock | None = None
 ) -> AsyncIterator[tuple[Harness, Conversation, ManualClock]]:
     clock = clock or ManualClock()
     async with Harness.open(
@@ -457,6 +460,29 @@ async def test_a_store_that_is_read_only_takes_any_cursor_of_it() -> None:
             (event,) = await take(reader.handle(1), last.cursor, 1)
             assert isinstance(event, Snapshot)
             assert not event.running
+
+
+async def test_what_another_process_said_is_not_passed_over_h270(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    async with opened(storage=SqliteStorage(path)) as (_, root, _):
+        await note(root, "before")
+        async with Harness.open(SqliteStorage(path), read_only=True) as reader:
+            looking = reader.handle(1)
+            async with looking.watch() as watch:
+                assert len((await anext(watch)).value.entries) == 1
+            await note(root, "one")
+            (quiet,) = await take(root, None, 1)
+            await note(root, "two")
+            # It is ahead of what the reader knew as it opened the store, and yet something followed it.
+            (event,) = await take(looking, quiet.cursor, 1)
+            assert isinstance(event, Snapshot)
+            assert event.reason == "cursor"
+            assert len(event.view["entries"]) == 3  # pyright: ignore
+            async with looking.view() as view:
+                assert len(view.value.entries) == 3, "what was looked at before is not shown again"
+                await note(root, "three")
+                async with looking.view() as later:
+                    assert (len(view.value.entries), len(later.value.entries)) == (3, 4)
 
 
 # --- blocked work ------------------------------------------------------------------------------------------------

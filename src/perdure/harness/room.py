@@ -81,12 +81,14 @@ class Room:
         mark: bytes,
         now: Callable[[], float],
         on_left: Callable[[Room], None],
+        kept_up: bool = True,
     ) -> None:
         """``log`` and ``mark``: what its cursors know it again by. ``now``: seconds, monotonic. ``on_left``: nobody
-        looks any more."""
+        looks any more. ``kept_up``: whoever made it sees every commit; else what followed a cursor is never known."""
         self.view = view
         self._now = now
         self._on_left = on_left
+        self._kept_up = kept_up
         self._unheard_since = 0.0
         name = f"conversation {view.conversation_id}"
         moment = Moment(view, standing)
@@ -133,7 +135,8 @@ class Room:
         then, so that a restart cut nothing off, and nothing does now."""
         moment = self.moments.value
         stirred = moment.standing.running and not after.running
-        return after.whole and after.quiet and after.seq >= self.moments.seq and moment.quiet and not stirred
+        still = self._kept_up and moment.quiet and not stirred
+        return still and after.whole and after.quiet and after.seq >= self.moments.seq
 
     def _unseen(self) -> None:
         if not self.observed:

@@ -148,6 +148,9 @@ class Views:
         if not 1 <= window <= MAX_WINDOW:
             raise ValueError(f"a window has 1 to {MAX_WINDOW} entries, not {window}")
         self._session.check_open()
+        if self._session.info.read_only:
+            # Nobody tells what another process commits: each looks anew, and shares nothing (rule H270).
+            return self._make(await self._load(conversation_id, window, context, []))
         room = self._rooms[conversation_id].get(window) if conversation_id in self._rooms else None
         if room is not None:
             self._lingering.pop(room, None)
@@ -175,6 +178,7 @@ class Views:
             mark=self._mark + (self._made & 0xFFFF_FFFF).to_bytes(4),
             now=session.clock.monotonic,
             on_left=self._left,
+            kept_up=not session.info.read_only,
         )
         session.add_source(room.values)
         session.add_source(room.moments)
@@ -225,7 +229,7 @@ class Views:
     def _left(self, room: Room) -> None:
         """Nobody looks any more."""
         if self._rooms.get(room.view.conversation_id, {}).get(room.view.window) is not room:
-            self._let_go(room)  # of a deleted conversation
+            self._let_go(room)  # of a deleted conversation, or of a store that is only looked at
         elif room.remembers and not self._session.closing:
             self._lingering[room] = self._session.clock.monotonic()
             self._expire()
