@@ -139,10 +139,10 @@ async def a_senseless_read_is_refused_and_harms_nothing(subject: Subject) -> Non
     for live in ("yes", -1, 0.5):
         await refused(InvalidRead, untyped.tasks(live=live))
     for limit in (0, -1, 1001, 1.5, True):
-        await refused(InvalidRead, storage.entries(lineage, limit=limit))
-        await refused(InvalidRead, storage.tasks(limit=limit))
-        await refused(InvalidRead, storage.submissions(limit=limit))
-        await refused(InvalidRead, storage.conversations(limit=limit))
+        await refused(InvalidRead, untyped.entries(lineage, limit=limit))
+        await refused(InvalidRead, untyped.tasks(limit=limit))
+        await refused(InvalidRead, untyped.submissions(limit=limit))
+        await refused(InvalidRead, untyped.conversations(limit=limit))
     await line.commit(line.batch(entries=[line.entry(1)]))
     await storage.close()
 
