@@ -533,10 +533,8 @@ async def charger(folder: Path, *, points: tuple[str, ...] = ()) -> None:
 
 
 SUMMARY = "Much was said about words."
-WINDOW = 4_000
-"""Tokens: by default a run waits for a compaction above 3,000."""
-WORDY = "word " * 300
-"""Some 375 tokens."""
+WINDOW = 4_000  # tokens; by default a run waits for a compaction above 3,000
+WORDY = "word " * 300  # some 375 tokens
 
 
 def summarises(request: ModelRequest) -> bool:
@@ -565,9 +563,28 @@ async def talker(folder: Path, *, inputs: int, points: tuple[str, ...] = ()) -> 
         tell(transcript=[line[:12] for line in await transcript(root)], requests=(await root.usage()).requests)
 
 
+async def boss(folder: Path, *, points: tuple[str, ...] = ()) -> None:
+    """An agent whose tool has another conversation, which it owns, do the work."""
+
+    @tool(name="delegate", replay="safe")
+    async def delegate(call: ToolCall) -> str:
+        """Ask another agent."""
+        known = await harness.conversations(owner=call.id)
+        child = harness.handle(known[0].id) if known else await harness.create_conversation(owner=call.id)
+        asked = await child.submit("long", request_id="asked")
+        if "asked" in points:
+            stand("asked")
+        return (await asked.answer()).text
+
+    script = {**SCRIPT, "go": [call("delegate"), say("it said so")]}
+    async with opened(folder / STORE, ScriptedModel(script), tools=(delegate,)) as harness:
+        submission = await (await harness.root()).submit("go", request_id="go")
+        tell(answer=(await submission.answer()).text)
+
+
 PROGRAMS = {
     program.__name__: program
-    for program in (agent, increments, holder, locker, reader, shipper, aborter, coder, charger, talker)
+    for program in (agent, increments, holder, locker, reader, shipper, aborter, coder, charger, talker, boss)
 }
 
 

@@ -138,6 +138,20 @@ async def test_a_tool_that_was_safe_when_it_began_and_is_not_any_more_is_interru
         assert lines(folder / "effects") == ["work"]
 
 
+async def test_a_tool_that_was_killed_finds_the_conversation_it_owns_again(tmp_path: Path, store: Path) -> None:
+    """K47, K139, H31, T53: by its owner and a request id, so that there is one child, asked and answered once."""
+    for _ in range(2):
+        async with Child.run("boss", tmp_path, points=["asked"]) as child:
+            await child.at("asked")
+    assert (await run("boss", tmp_path))["answer"] == "it said so"
+    assert len(records(store, "conversations")) == 2
+    assert [record["status"] for record in records(store, "submissions")] == ["done", "done"]
+    (result,) = [entry for entry in records(store, "entries") if entry["kind"] == "pi.tool-result"]
+    assert result["messages"][0]["content"][0]["text"] == LONG
+    whole = [e for e in records(store, "entries") if e["kind"] == "pi.assistant" and LONG in str(e["messages"])]
+    assert len(whole) == 1
+
+
 # --- a wait is only a wait -------------------------------------------------------------------------------------
 
 
