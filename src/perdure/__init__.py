@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from perdure.harness.model import ModelRequest as ModelRequest
     from perdure.harness.model import Models as Models
     from perdure.harness.output import OutputLimits as OutputLimits
+    from perdure.harness.reconcile import Done as Done
+    from perdure.harness.reconcile import NeverHappened as NeverHappened
+    from perdure.harness.reconcile import Unknown as Unknown
     from perdure.harness.registry import Extension as Extension
     from perdure.harness.registry import PromptSection as PromptSection
     from perdure.harness.retention import Retention as Retention
@@ -156,6 +159,11 @@ _HOME = {
         "Models",
     ),
     "perdure.harness.output": ("OutputLimits",),
+    "perdure.harness.reconcile": (
+        "Done",
+        "NeverHappened",
+        "Unknown",
+    ),
     "perdure.harness.registry": (
         "Extension",
         "PromptSection",

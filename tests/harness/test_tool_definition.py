@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.messages import Image, Text
+from perdure.harness.reconcile import Done, Reconciled
 from perdure.harness.tool import (
     AnyTool,
     CallEnded,
@@ -300,12 +301,36 @@ async def test_an_intent_function_takes_the_parameters_it_names() -> None:
     assert await prepare("a") == "hash of a"
     assert await edit.prepare_intent({"path": "p", "text": "t"}, ToolCall(), None) == "hash of p"
     assert await shout.prepare_intent({"text": "t"}, ToolCall(), None) is None
-    with pytest.raises(ValueError, match="has an intent function already"):
+    with pytest.raises(ValueError, match="has its intent function already"):
         edit.intent(prepare)
     with pytest.raises(TypeError, match="takes size, which the tool does not take"):
 
         @shout.intent
         async def other(size: int) -> None: ...
+
+    with pytest.raises(TypeError, match=r"shout.intent must be an async function"):
+        shout.intent(lambda text: text)
+
+
+async def test_functions_beside_a_tool_get_its_defaults_for_what_was_not_given() -> None:
+    @tool
+    async def pay(amount: int = 5, note: str = "", *, call: ToolCall | None = None) -> str:
+        """Pay."""
+        return f"{amount}{note}"
+
+    @pay.reconcile
+    async def look(amount: int, asked: ToolCall, note: str = "own") -> Reconciled:
+        return Done(f"{amount} {note} {asked.id}")
+
+    @pay.intent
+    async def prepare(amount: int) -> int:
+        return amount
+
+    assert await pay.ask_outside({}, ToolCall(id=3), None) == Done("5 own 3")
+    assert await pay.ask_outside({"amount": 6, "note": "given"}, ToolCall(id=3), None) == Done("6 given 3")
+    assert await pay.prepare_intent({}, ToolCall(), None) == 5
+    assert (await look(1, ToolCall(id=2)), await prepare(1)) == (Done("1 own 2"), 1)
+    assert (pay.reconciles, shout.reconciles) == (True, False)
 
 
 async def test_a_call_outside_a_harness_keeps_what_it_shows() -> None:

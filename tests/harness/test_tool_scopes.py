@@ -24,6 +24,7 @@ from perdure.harness.environment import (
     Recovery,
     ScopeResult,
 )
+from perdure.harness.reconcile import Reconciled
 from perdure.harness.results import INTERRUPTED
 from perdure.harness.tool import ToolCall, ToolError, tool
 from perdure.kernel.document import Document
@@ -508,3 +509,12 @@ async def test_a_closing_session_leaves_the_call_open(bench: Bench) -> None:
     await until(lambda: bool(bench.runs))
     await bench.world.close()
     assert bench.asked[-2:] == ["leave False", "detach"]
+
+
+async def test_a_scope_recovers_a_call_and_the_outside_is_not_asked_h176(bench: Bench) -> None:
+    @bench.work.reconcile
+    async def never() -> Reconciled:
+        raise AssertionError("asked outside about what the scope knows")
+
+    task = await bench.interrupt(RecoverResult(ScopeResult(text="adopted", is_error=False)))
+    assert (await bench.world.result(task)).text == "adopted"

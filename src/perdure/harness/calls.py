@@ -22,7 +22,7 @@ from perdure.harness.foresight import Foreseen, foresee
 from perdure.harness.handle import CallStream
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.hooks import BeforeTool, HookCall
-from perdure.harness.interruption import Interruptions, Over
+from perdure.harness.interruption import Interruptions, Known, Over
 from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
 from perdure.harness.output import DEFAULT_LIMITS
 from perdure.harness.progress import ProgressWriter
@@ -84,7 +84,13 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             session, self._openings, hooks=self._hooks, progress=progress, drain_ms=drain_ms, tracing=tracing
         )
         self._interruptions = Interruptions(
-            session, registry, environment_for, openings=self._openings, scopes=self._scopes, tracing=tracing
+            session,
+            registry,
+            environment_for,
+            openings=self._openings,
+            scopes=self._scopes,
+            drain_ms=drain_ms,
+            tracing=tracing,
         )
         self._opened: dict[int, OpenedCall] = {}
         """Calls of this process with an intent and no result."""
@@ -284,6 +290,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         decided = await self._interruptions.decide(run, losses)
         if isinstance(decided, Over):
             return await self._finish(run, decided.result, decided.scoped)
+        if isinstance(decided, Known):
+            return await self._finish(run, await self._execution.concluded(run, decided.opened, decided.result))
         if decided.intent.attempt != run.checkpoint.attempt:
             return await self._commit_intent(run, decided)
         return await self._perform(run, decided)

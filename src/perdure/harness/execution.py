@@ -51,8 +51,13 @@ class Execution:
 
     async def result(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> CallResult:
         """Execute, after_tool, validate the result, bound it."""
+        return await self.concluded(run, opened, await self._execute(run, opened))
+
+    async def concluded(
+        self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall, result: ToolResult
+    ) -> CallResult:
+        """What is stored of a result, whether the tool has just given it or the outside knew it."""
         tool = opened.tool
-        result = await self._execute(run, opened)
         arguments = from_raw(opened.intent.arguments)
         assert isinstance(arguments, dict), "checked before they were stored"
         asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)

@@ -14,8 +14,8 @@ import msgspec
 from perdure.harness.messages import Usage
 
 CallRecovery: TypeAlias = Literal["run_again", "result", "interrupted"]
-"""What became of a call that was cut off after its intent: its tool runs again, its environment had the result, or
-nobody can say what it did."""
+"""What became of a call that was cut off after its intent: its tool runs again, its environment or the outside had
+the result, or nobody can say what it did."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, overload
 
 import msgspec
 
@@ -29,6 +29,7 @@ from perdure.harness.handle import CallEnded, CallStream, ToolCall
 from perdure.harness.messages import Image, Text, UserPart
 from perdure.harness.model import ToolSpec
 from perdure.harness.output import DEFAULT_LIMITS, OutputLimits
+from perdure.harness.reconcile import Reconciled
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import JsonValue, check_json
 
@@ -117,6 +118,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 IntentFunction = TypeVar("IntentFunction", bound=Callable[..., Awaitable[JsonValue]])
+ReconcileFunction = TypeVar("ReconcileFunction", bound=Callable[..., Awaitable[Reconciled]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,23 +163,31 @@ class ToolDefinition(Generic[P, R_co]):
 
     @property
     def uses_environment(self) -> bool:
-        """Whether the function, or the one that prepares its intent, takes the environment."""
-        signatures = (self.signature, *(signature for _, signature in self._intents))
-        return any("environment" in signature.injected.values() for signature in signatures)
+        """Whether the function, or one beside it, takes the environment."""
+        return any("environment" in signature.injected.values() for signature in self._signatures())
 
     @property
     def needs_environment(self) -> bool:
         """Whether one of them takes no None for it."""
-        return any(s.needs_environment for s in (self.signature, *(signature for _, signature in self._intents)))
+        return any(signature.needs_environment for signature in self._signatures())
+
+    def _signatures(self) -> list[Signature]:
+        return [self.signature, *(signature for _, signature in self._beside.values())]
 
     @property
     def prepares_intent(self) -> bool:
         """Whether it has an intent function."""
-        return bool(self._intents)
+        return "intent" in self._beside
+
+    @property
+    def reconciles(self) -> bool:
+        """Whether it has a reconcile function."""
+        return "reconcile" in self._beside
 
     @cached_property
-    def _intents(self) -> list[tuple[Callable[..., Awaitable[JsonValue]], Signature]]:
-        return []
+    def _beside(self) -> dict[str, tuple[Callable[..., Awaitable[object]], Signature]]:
+        """The functions beside the tool's own, by what they are for."""
+        return {}
 
     def intent(self, function: IntentFunction) -> IntentFunction:
         """Decorate the async function that prepares the intent, once a tool.
@@ -186,25 +196,64 @@ class ToolDefinition(Generic[P, R_co]):
         is committed and must change nothing; what it returns is stored with the intent and is ``call.intent``
         from then on, in reruns too. What it raises is the call's result, and the tool is not run.
         """
-        if self._intents:
-            raise ValueError(f"tool {self.name!r} has an intent function already")
-        signature = Signature(function, name=f"{self.name}.intent", descriptions={}, local_names=_local_names())
-        unknown = set(inspect.signature(function).parameters) - set(inspect.signature(self.function).parameters)
-        if unknown:
-            raise ToolDefinitionError(
-                f"{self.name}.intent takes {', '.join(sorted(unknown))}, which the tool does not take"
-            )
-        self._intents.append((function, signature))
+        self._put_beside("intent", function, _local_names())
         return function
+
+    def reconcile(self, function: ReconcileFunction) -> ReconcileFunction:
+        """Decorate the async function that says what became of a call that was cut off, once a tool (rule H93).
+
+        It takes some of the tool's parameters by name (and the call and the environment, if it wants), and looks
+        outside, by ``call.idempotency_key`` at best: ``Done(result)``, ``NeverHappened()`` or ``Unknown(reason)``. It
+        must change nothing: it is asked again if its process ends. One that raises, or takes longer than a minute,
+        does not know.
+        """
+        self._put_beside("reconcile", function, _local_names())
+        return function
+
+    def _put_beside(
+        self, what: str, function: Callable[..., Awaitable[object]], local_names: Mapping[str, object] | None
+    ) -> None:
+        named = f"{self.name}.{what}"
+        if what in self._beside:
+            raise ValueError(f"tool {self.name!r} has its {what} function already")
+        if not inspect.iscoroutinefunction(function):
+            raise ToolDefinitionError(f"{named} must be an async function")
+        signature = Signature(function, name=named, descriptions={}, local_names=local_names)
+        unknown = set(inspect.signature(function).parameters) - set(inspect.signature(self.function).parameters)
+        unknown -= set(signature.injected) if unknown else set()
+        if unknown:
+            raise ToolDefinitionError(f"{named} takes {', '.join(sorted(unknown))}, which the tool does not take")
+        self._beside[what] = (function, signature)
 
     async def prepare_intent(
         self, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None
     ) -> JsonValue:
         """What the intent function gives for these values; None without one."""
-        for function, signature in self._intents:
-            chosen = {name: values[name] for name in signature.names if name in values}
+        return cast("JsonValue", await self._ask_beside("intent", values, call, environment))
+
+    async def ask_outside(
+        self, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None
+    ) -> object:
+        """What the reconcile function says of a call with these values; None without one."""
+        return await self._ask_beside("reconcile", values, call, environment)
+
+    async def _ask_beside(
+        self, what: str, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None
+    ) -> object:
+        known = self._beside.get(what)
+        if known is None:
+            return None
+        function, signature = known
+        parameters, defaults = inspect.signature(function).parameters, inspect.signature(self.function).parameters
+        chosen = {
+            name: values[name] if name in values else defaults[name].default
+            for name in signature.names
+            if name in values or parameters[name].default is inspect.Parameter.empty
+        }
+        try:
             return await function(**chosen, **_injected(signature, call, environment))
-        return None
+        except SystemExit:
+            raise ToolError("the tool tried to end the process") from None  # and every other conversation with it
 
     async def run(
         self, values: Mapping[str, object], call: ToolCall, environment: ExecutionEnvironment | None

@@ -82,6 +82,8 @@ def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -
     if in_space and known is not None and known.effects == "space":
         what = "its command goes on there, or is undone" if known.adoptable else "it is undone and runs again"
         return [*lines, line(f"  was running in its Space: {what}", "warning")]
+    if known is not None and known.reconciles:
+        return [*lines, line("  was running; its tool asks outside what became of it", "warning")]
     if known is not None and known.replay == "safe":
         return [*lines, line("  was running; it is safe to repeat and runs again", "warning")]
     return [*lines, line("  was running, with the output above until then; it may have had its effect", "warning")]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from perdure.testing.scenarios.chance import CHANCE
 from perdure.testing.scenarios.clients import CLIENTS
 from perdure.testing.scenarios.compaction import COMPACTION
+from perdure.testing.scenarios.control import CONTROL
 from perdure.testing.scenarios.deletion import DELETION
 from perdure.testing.scenarios.forks import FORKS
 from perdure.testing.scenarios.hooks import HOOKS
@@ -17,7 +18,7 @@ from perdure.testing.scenarios.tasks import TASKS
 from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
 
-ALL = (*KERNEL, *DELETION, *FORKS, *TASKS, *RUNS, *CLIENTS, *LIMITS, *COMPACTION, *TOOLS, *HOOKS, *CHANCE)
+ALL = (*KERNEL, *DELETION, *FORKS, *TASKS, *RUNS, *CLIENTS, *LIMITS, *COMPACTION, *TOOLS, *CONTROL, *HOOKS, *CHANCE)
 
 SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in ALL}
 """By name."""
