@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from perdure import Harness, SqliteStorage
+from perdure import Conversation, Harness, SqliteStorage
 from perdure.cli.app import app
+from perdure.events import RunEnd, Snapshot
 from perdure.kernel.clock import SystemClock
 from perdure.testing.model import ScriptedModel, say
 
@@ -153,6 +154,29 @@ async def test_what_is_old_is_pruned_k225_k228(aged: Path) -> None:
     assert await conversations(aged) == 3
     named = await perdure("prune", aged, "--older-than", "30d", "--named")
     assert named.output.startswith("deleted 1 of 2 conversations\n")
+
+
+async def test_what_the_mailbox_has_for_a_conversation_keeps_it_k225(aged: Path) -> None:
+    would = json.loads((await perdure("prune", aged, "--older-than", "30d", "--dry-run", "--json")).output)
+    expecting = would["ids"][0]
+    assert (await perdure("send", aged, "are you there?", "--conversation", str(expecting))).exit_code == 0
+    for dry in (["--dry-run"], []):
+        told = json.loads((await perdure("prune", aged, "--older-than", "30d", "--json", *dry)).output)
+        assert (told["ids"], told["open"]) == (would["ids"][1:], 1)
+    async with host(aged) as harness:
+        harness.resume()
+        conversation = harness.handle(expecting)
+        async with conversation.events() as events, asyncio.timeout(10):
+            async for event in events:
+                if isinstance(event, RunEnd) or (
+                    isinstance(event, Snapshot) and not event.busy and await said(conversation)
+                ):
+                    break
+        assert await said(conversation) == ["pi.user", "pi.assistant"], "it was not lost"
+
+
+async def said(conversation: Conversation) -> list[str]:
+    return [entry.kind for entry in await conversation.entries()]
 
 
 async def test_a_store_in_use_is_only_looked_at_by_a_dry_run_k228(aged: Path) -> None:

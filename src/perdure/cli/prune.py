@@ -57,6 +57,6 @@ def render(report: RetentionReport, *, as_json: bool) -> None:
         more = ", …" if report.matched > _SHOWN else ""
         typer.echo(f"  {', '.join(map(str, report.ids[:_SHOWN]))}{more}")
     if report.open:
-        typer.echo(f"  {report.open:,} old enough, but something is live or queued in them")
+        typer.echo(f"  {report.open:,} old enough, but something is live or waits in them")
     if report.matched and not report.dry_run:
         typer.echo("perdure vacuum gives the disk back")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from perdure.harness.documents import Meta
+from perdure.harness.mail import InputMail
 from perdure.kernel.context import Context
 from perdure.kernel.errors import ConversationOpen, DocumentVersionError, NotFound
 from perdure.kernel.records import ROOT_CONVERSATION, ConversationRecord, EntryRecord
@@ -66,7 +68,8 @@ class RetentionReport(msgspec.Struct, frozen=True, kw_only=True):
     owned: int
     """How many went with them."""
     open: int
-    """How many were spared because something is live or queued in them, or in what they own."""
+    """How many were spared because something is live or queued in them or in what they own, or waits in the mailbox
+    for them."""
     ids: tuple[int, ...]
     """Of the matched ones, the first ``MAX_LISTED``."""
 
@@ -149,12 +152,17 @@ async def _delete(
         deleted: list[tuple[int, int]] = []
         spared = 0
         async with session.commit(context=context) as tx:
-            look = _inside(tx)
+            look, expected = _inside(tx), await _expected(session, context)
             while todo and sum(1 + owned for _, owned in deleted) < BATCH:
                 id = todo.popleft()
                 try:
-                    if await _due(look, policy, await tx.conversation(id), before) is not None:
+                    closure = await _due(look, policy, await tx.conversation(id), before)
+                    if closure is None:
+                        continue
+                    if expected.isdisjoint(closure):
                         deleted.append((id, len(await tx.delete_conversation(id)) - 1))
+                    else:
+                        spared += 1
                 except NotFound:
                     pass  # somebody else deleted it since it was looked at
                 except ConversationOpen:
@@ -220,11 +228,26 @@ async def _touched(look: _Look, id: int, before: int) -> bool:
 
 
 async def _busy(session: Session, context: Context | None) -> set[int]:
-    """Conversations in which something is live or queued."""
-    found = {task.conversation_id for task in session.live.settled.values()}
+    """Conversations in which something is live or queued, or for which something waits in the mailbox."""
+    found = await _expected(session, context)
+    found |= {task.conversation_id for task in session.live.settled.values()}
     for status in ("queued", "placed"):
         after = 0
         while page := await session.submissions(status=status, after=after, limit=MAX_SCAN, context=context):
             found.update(record.conversation_id for record in page)
             after = page[-1].id
+    return found
+
+
+async def _expected(session: Session, context: Context | None) -> set[int]:
+    """Conversations in which somebody said something that the mailbox still has: where nobody works off the mailbox it
+    may wait for long, and was said all the same."""
+    found: set[int] = set()
+    after = 0
+    while page := await session.reading(session.storage.mail(after=after, limit=MAX_SCAN), context):
+        for mail in page:
+            if mail.kind == "input":
+                with suppress(msgspec.MsgspecError):  # what makes no sense is refused once it is read
+                    found.add(msgspec.json.decode(mail.body, type=InputMail).conversation_id)
+        after = page[-1].id
     return found
