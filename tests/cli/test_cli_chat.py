@@ -181,6 +181,8 @@ def test_commands(desk: Desk) -> None:
     chat.see("Nothing runs.")
     chat.enter("before")
     chat.see("You said: before")
+    chat.enter("/compact")
+    chat.see("! the context was not summed up: nothing_to_compact")
     chat.enter("/reset go on from here")
     chat.see("— the model's context begins anew —", "> go on from here")
     chat.enter("markers")

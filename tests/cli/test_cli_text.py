@@ -129,6 +129,7 @@ def test_values_of_variables_that_are_named_so_are_hidden() -> None:
         ("a /b", Said("a /b", False)),
         ("/help", Command("help", "")),
         ("/name  two words ", Command("name", "two words")),
+        ("/compact mind the numbers", Command("compact", "mind the numbers")),
         ("/reset", Command("reset", "")),
     ],
 )

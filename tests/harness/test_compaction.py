@@ -367,6 +367,39 @@ async def test_a_failure_is_not_repeated_in_its_run_h210() -> None:
         assert len(summaries(scripted)) == 1
 
 
+async def test_one_by_hand_that_fails_keeps_no_run_from_its_own_h210() -> None:
+    hold = Hold()
+
+    async def pace(request, event) -> None:
+        if texts(request.messages)[-1] == "hold":
+            await hold(request, event)
+
+    def summary(request):
+        by_hand = "by hand" in texts(request.messages)[-1]
+        return fail("refused", "not so") if by_hand else say(SUMMARY, usage=UNTOLD)
+
+    @tool(replay="safe")
+    async def look() -> str:
+        """Look."""
+        return LONG * 3
+
+    def script(request):
+        asked = texts(request.messages)[-1] == "hold"
+        return calls(call("look"), usage=UNTOLD) if asked else say("ok", usage=UNTOLD)
+
+    scripted = model(script, summary=summary, pace=pace)
+    reports: Reports = []
+    async with opened(scripted, tools=(look,), compaction=BLOCKING, reports=reports) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        submission = await root.submit("hold")
+        await hold.reached.wait()
+        assert isinstance(await harness.wait_task(await root.compact("by hand")), Failed)
+        hold.release()
+        assert (await submission.answer()).text == "ok"
+        assert [data_of(entry).reason for entry in await compactions(root)] == ["threshold"]
+
+
 async def test_what_passes_is_retried_asleep_and_shown_h145_h206() -> None:
     clock = ManualClock()
     busy = fail("overloaded", "busy", times=2, then=say(SUMMARY, usage=UNTOLD), usage=Usage(input=5))

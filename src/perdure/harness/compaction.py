@@ -147,7 +147,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             return await self._fail(run, _End("no_model", own.detail))
         cut = await self._choose(run, agent, own)
         if cut is None:
-            return await self._fail(run, _End("nothing_to_compact", "what is not to stay as it is, is too little"))
+            return await self._fail(run, _End("nothing_to_compact", "there is little beside what is to stay as it is"))
         found = await self._host.contexts.replaceable(run.conversation_id, cut.cut, cut.through)
         if found is None:
             return await self._fail(run, _STALE)

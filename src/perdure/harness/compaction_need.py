@@ -8,13 +8,18 @@ import msgspec
 
 from perdure.harness.catalogue import find_info
 from perdure.harness.compaction_policy import Compaction, Room, host_room, room_for
-from perdure.harness.documents import COMPACTION, Agent, Inbox, Live
+from perdure.harness.documents import COMPACTION, Agent, CompactionReason, Inbox, Live
 from perdure.harness.host import Host
 from perdure.harness.model import ModelInfo
 from perdure.kernel.transaction import Transaction
 
 Waited: TypeAlias = Literal["not", "other", "own"]
 """What a request has waited for: nothing, a compaction that was under way, one of its own run."""
+
+
+WAITED_FOR: frozenset[CompactionReason] = frozenset({"threshold", "overflow"})
+"""Of compactions that a run begins by itself, those that it waits for."""
+BEGUN: frozenset[CompactionReason] = frozenset({"background", "threshold", "overflow"})
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +59,7 @@ async def needed(
         failure is not None
         and live.run is not None
         and failure["run"] == live.run["task"]
-        and (not blocking or failure["reason"] != "background")
+        and failure["reason"] in (WAITED_FOR if blocking else BEGUN)
     ):
         return None  # nothing is tried twice in a run
     underway = next((id for id in map(int, live.compactions) if tx.live_task(id) and not host.is_blocked(id)), None)

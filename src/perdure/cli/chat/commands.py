@@ -9,7 +9,7 @@ from perdure.cli.errors import CommandError
 from perdure.cli.style import Line, line
 from perdure.harness.model import ThinkingLevel
 
-Name: TypeAlias = Literal["help", "name", "model", "thinking", "reset", "abort", "quit"]
+Name: TypeAlias = Literal["help", "name", "model", "thinking", "compact", "reset", "abort", "quit"]
 
 HELP: Final = (
     ("Enter", "sends; while the model works: queues for after its answer"),
@@ -20,6 +20,7 @@ HELP: Final = (
     ("/name [text]", "names the conversation, or says its name"),
     ("/model [name]", "asks provider:name from now on, or says who is asked"),
     ("/thinking [level]", "lets the model think so long from now on, or says how long it may"),
+    ("/compact [text]", "sums up the older part of the model's context; the text says what matters"),
     ("/reset [text]", "begins the model's context anew, with this text"),
     ("/abort", "what Ctrl-C does"),
     ("/quit", "leaves; what runs goes on at the next start"),

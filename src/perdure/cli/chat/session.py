@@ -227,6 +227,8 @@ class Chat:
                 await self._model(command.argument)
             case "thinking":
                 await self._thinking(command.argument)
+            case "compact":
+                await self._conversation.compact(command.argument)
             case "reset":
                 await self._conversation.reset(command.argument or None)
             case "abort":
