@@ -462,7 +462,7 @@ async def test_a_report_of_a_failure_has_no_word_of_the_provider_h211() -> None:
         assert "SECRET" in shown["message"]
 
 
-async def test_people_are_shown_a_compaction_as_a_line() -> None:
+async def test_people_are_shown_a_compaction_as_a_line_and_the_summary_in_an_export_h155() -> None:
     async with opened(model(), compaction=BLOCKING) as harness:
         root = await harness.root()
         await fill(root, 9)
@@ -470,3 +470,5 @@ async def test_people_are_shown_a_compaction_as_a_line() -> None:
         (entry,) = await compactions(root)
         _, shown = entry_lines(entry, {})
         assert "was compacted by test:scripted (threshold)" in "".join(text for _, text in shown)
+        exported = "".join([text async for text in root.export("markdown")])
+        assert SUMMARY in exported[exported.index("## The context was compacted") :]

@@ -49,8 +49,9 @@ def room_of(host: Host, agent: Agent, model: str, info: ModelInfo) -> Room:
 async def needed(
     host: Host, tx: Transaction, conversation_id: int, room: Room, *, tokens: int, waited: Waited
 ) -> Need | None:
-    """What a request that takes so many tokens needs first. Asked inside the transaction that would pin it."""
-    if tokens <= room.begins_above or not room.enabled or waited == "own":
+    """What a request that takes so many tokens needs first, where compaction is enabled. Asked inside the transaction
+    that would pin it."""
+    if tokens <= room.begins_above or waited == "own":
         return None
     live = await tx.read(Live, conversation=conversation_id) or Live()
     blocking = tokens > room.waits_above

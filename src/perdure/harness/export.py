@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.harness.documents import ASSISTANT, RESET, TOOL_RESULT, USER, Meta
+from perdure.harness.documents import ASSISTANT, COMPACTION, RESET, TOOL_RESULT, USER, Meta
 from perdure.harness.messages import (
     AssistantMessage,
     Image,
@@ -112,6 +112,8 @@ def _markdown(entry: EntryRecord) -> str:
             return _section("User", entry, _words(entry))
         case k if k == RESET:
             return _section("The context begins anew", entry, _words(entry))
+        case k if k == COMPACTION:
+            return _section("The context was compacted", entry, _words(entry))
         case k if k == ASSISTANT:
             return _section("Assistant", entry, _answer(entry))
         case k if k == TOOL_RESULT:

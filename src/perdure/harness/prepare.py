@@ -84,14 +84,14 @@ async def prepare(
     tools, offered = _usable(host, agent, conversation_id)
     data = difference(shown, _sections(host, conversation_id, agent, tools, shown))
     text = "" if data is None else render(data)
-    if compact:
+    room = room_of(host, agent, model.id, model.info) if compact else None
+    if room is not None and room.enabled:
         count = host.contexts.count(tx, conversation_id)
         if count is None:
             return NotKnown()
         takes = count.tokens + tokens_of_bytes(len(text))
         if count.exact is None:
             takes += sum(tokens_of_spec(tool.spec) for tool in tools)
-        room = room_of(host, agent, model.id, model.info)
         need = await needed(host, tx, conversation_id, room, tokens=takes, waited=waited)
         if need is not None:
             return need
