@@ -22,7 +22,7 @@ from perdure.cli.text import printable, size, when
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
-from perdure.kernel.records import Sleeping, SubmissionRecord, TaskRecord, Waiting
+from perdure.kernel.records import ConversationRecord, Sleeping, SubmissionRecord, TaskRecord, Waiting
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
 from perdure.storage.lock import Holder, read_holder
@@ -133,7 +133,7 @@ async def look(path: Path) -> StoreReport:
         holder = holder_line(read_holder(f"{storage.path}.lock"))
         info = session.info
         page = await session.conversations(limit=MOST_CONVERSATIONS)
-        conversations = [await _conversation(session, record.id) for record in page]
+        conversations = [await _conversation(session, record) for record in page]
         tasks = sorted(session.live.settled.values(), key=lambda task: task.id)
         live = {task.id for task in tasks}
         queued = await session.submissions(status="queued", limit=MOST_SUBMISSIONS)
@@ -187,17 +187,15 @@ def _size(path: str) -> int:
     return total
 
 
-async def _conversation(session: Session, id: int) -> ConversationLine:
-    record = await session.conversation(id)
-    assert record is not None, "it was just listed"
+async def _conversation(session: Session, record: ConversationRecord) -> ConversationLine:
     try:
-        live = await session.snapshot(Live, conversation=id)
-        inbox = await session.snapshot(Inbox, conversation=id)
-        meta = await session.snapshot(Meta, conversation=id)
+        live = await session.snapshot(Live, conversation=record.id)
+        inbox = await session.snapshot(Inbox, conversation=record.id)
+        meta = await session.snapshot(Meta, conversation=record.id)
     except DocumentVersionError:  # written by a newer release; the records beside it can still be told
         live = inbox = meta = None
     return ConversationLine(
-        id=id,
+        id=record.id,
         busy=live is not None and live.run is not None,
         queued=0 if inbox is None else len(inbox.items),
         owner=record.owner,

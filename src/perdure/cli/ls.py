@@ -10,7 +10,7 @@ import typer
 from perdure.cli.stores import looking
 from perdure.cli.text import counted, printable, when
 from perdure.harness.documents import Inbox, Live, Meta
-from perdure.kernel.errors import DocumentVersionError
+from perdure.kernel.errors import DocumentVersionError, NotFound
 from perdure.kernel.records import ConversationRecord
 from perdure.kernel.session import Session
 
@@ -37,10 +37,12 @@ async def listed(path: Path) -> tuple[list[Listed], bool]:
     """In id order, and whether there are more."""
     async with looking(path) as session:
         page = await session.conversations(limit=MOST)
-        return [await _look(session, record) for record in page], len(page) == MOST
+        found = [await _look(session, record) for record in page]
+        return [each for each in found if each is not None], len(page) == MOST
 
 
-async def _look(session: Session, record: ConversationRecord) -> Listed:
+async def _look(session: Session, record: ConversationRecord) -> Listed | None:
+    """None: the process that has the store deleted it meanwhile."""
     live = inbox = meta = None
     try:
         live = await session.snapshot(Live, conversation=record.id)
@@ -48,7 +50,10 @@ async def _look(session: Session, record: ConversationRecord) -> Listed:
         meta = await session.snapshot(Meta, conversation=record.id)
     except DocumentVersionError:  # written by a newer release; the records beside it can still be told
         pass
-    newest = await session.entries(record.id, order="descending", limit=1)
+    try:
+        newest = await session.entries(record.id, order="descending", limit=1)
+    except NotFound:
+        return None
     return Listed(
         id=record.id,
         name=None if meta is None else meta.name,
