@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from perdure.harness.compaction_policy import Compaction as Compaction
+    from perdure.harness.control import Handoff as Handoff
     from perdure.harness.conversation import Conversation as Conversation
     from perdure.harness.documents import Agent as Agent
     from perdure.harness.environment import ExecutionEnvironment as ExecutionEnvironment
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "perdure.harness.compaction_policy": ("Compaction",),
+    "perdure.harness.control": ("Handoff",),
     "perdure.harness.conversation": ("Conversation",),
     "perdure.harness.documents": ("Agent",),
     "perdure.harness.environment": ("ExecutionEnvironment",),

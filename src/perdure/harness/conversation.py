@@ -220,6 +220,7 @@ class Conversation:
                 agent.extensions = _names(extensions)
             if not isinstance(tools, Unset):
                 agent.tools = _names(tools)
+                agent.added_tools = []
             if not isinstance(instructions, Unset):
                 agent.instructions = instructions
             if not isinstance(cwd, Unset):

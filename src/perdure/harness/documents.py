@@ -52,6 +52,8 @@ class Agent(
     """Selected by name; None: all that are installed. Names that are missing are skipped until installed."""
     tools: list[str] | None = None
     """Selected by name; None: all of the selected extensions'."""
+    added_tools: list[str] = field(default_factory=list)
+    """What results added to those, by name."""
     instructions: str = ""
     cwd: str | None = None
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
@@ -71,6 +73,15 @@ class ProviderKey(Document, kind="pi.provider", version=1, scope="conversation",
     id: str = ""
 
 
+class LiveControl(TypedDict):
+    """A result that asks for the end of its run."""
+
+    task: int
+    """Of the call."""
+    handoff: str | None
+    """What the context begins with then; None: it goes on as it is."""
+
+
 class LiveRun(TypedDict):
     task: int
     """The generation task."""
@@ -81,6 +92,8 @@ class LiveRun(TypedDict):
     """Model responses so far."""
     compacted: NotRequired[bool]
     """It has waited for a compaction."""
+    control: NotRequired[list[LiveControl]]
+    """What results of the open round ask of the run; absent: nothing."""
     continued: NotRequired[int]
     """How often hooks have continued it after an answer; absent: never."""
 
@@ -297,6 +310,9 @@ class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     diagnostics: tuple[str, ...] = ()
     usage: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """What the tool says it used, by a name of its choice."""
+    control: Literal["terminate", "handoff"] | None = None
+    """What it asked of the run."""
+    added_tools: tuple[str, ...] = ()
     dropped_lines: int = 0
     """Of the output, beyond the tool's limits."""
     dropped_bytes: int = 0

@@ -45,7 +45,7 @@ from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NotKnown, Pinned, build_request, prepare, prepare_along
 from perdure.harness.results import live_tool
-from perdure.harness.rounds import ended_round
+from perdure.harness.rounds import asks_control, end_round, ended_round, round_end
 from perdure.harness.runs import (
     GENERATION,
     GENERATION_VERSION,
@@ -453,7 +453,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             return
         if isinstance(await choose_model(host, tx, conversation_id), NoModel):
             return
-        if await awaits_reset(tx, conversation_id):
+        if await awaits_reset(tx, conversation_id) or await asks_control(tx, conversation_id):
             return
         if await host.hooks.applying(AfterTools, conversation_id, tx=tx):  # they are told before the boundary
             return
@@ -476,6 +476,10 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     async def _after_tools(self, run: Run[None, None, Round], tx: RunTransaction[None]) -> Next[None] | None:
         if self._host.contexts.shown(tx, run.conversation_id) is None:
             return None
+        end = await round_end(tx, run.conversation_id, run.results)
+        if end is not None:
+            await end_round(self._host, tx, run.conversation_id, end, run.results)
+            return tx.complete(None)
         placed = await place(tx, run.conversation_id, "after_tools", self._host.settings)
         if placed.ends_run:
             await reset_run(self._host, tx, run.conversation_id, placed)

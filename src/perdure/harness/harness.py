@@ -290,6 +290,7 @@ class Harness:
         draft.thinking = wanted.thinking
         draft.extensions = wanted.extensions
         draft.tools = wanted.tools
+        draft.added_tools = wanted.added_tools
         draft.instructions = wanted.instructions
         draft.cwd = wanted.cwd
         draft.limits = wanted.limits

@@ -96,7 +96,7 @@ class Registry:
         self._extensions: dict[str, Extension] = {}
         self._host_hooks: tuple[Installed[Hook], ...] = ()
         self._hook_kinds: frozenset[type[Hook]] = frozenset()
-        self._selections: dict[tuple[tuple[str, ...] | None, tuple[str, ...] | None], _Selection] = {}
+        self._selections: dict[tuple[tuple[str, ...] | None, ...], _Selection] = {}
         self._observers: list[Callable[[], None]] = []
 
     # --- changing it -------------------------------------------------------------------------------------------
@@ -208,14 +208,17 @@ class Registry:
     def _select(self, agent: Agent) -> _Selection:
         extensions = None if agent.extensions is None else tuple(agent.extensions)
         tools = None if agent.tools is None else tuple(agent.tools)
-        selection = self._selections.get((extensions, tools))
+        added = tuple(agent.added_tools)
+        selection = self._selections.get((extensions, tools, added))
         if selection is None:
             if len(self._selections) >= MAX_SELECTIONS:
                 self._selections.clear()
-            selection = self._selections[extensions, tools] = self._make(extensions, tools)
+            selection = self._selections[extensions, tools, added] = self._make(extensions, tools, added)
         return selection
 
-    def _make(self, extensions: tuple[str, ...] | None, tools: tuple[str, ...] | None) -> _Selection:
+    def _make(
+        self, extensions: tuple[str, ...] | None, tools: tuple[str, ...] | None, added: tuple[str, ...]
+    ) -> _Selection:
         chosen = tuple(e for e in self._extensions.values() if extensions is None or e.name in extensions)
         hooks: dict[type[Hook], tuple[Installed[Hook], ...]] = {}
         for installed in (*self._host_hooks, *(Installed(e.name, hook) for e in chosen for hook in e.hooks)):
@@ -223,7 +226,7 @@ class Registry:
             hooks[kind] = (*hooks.get(kind, ()), installed)
         return _Selection(
             extensions=chosen,
-            tools={t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools},
+            tools={t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools or t.name in added},
             sections=tuple(section for extension in chosen for section in extension.sections),
             hooks=hooks,
             wrappers=tuple(wrapper for extension in chosen for wrapper in extension.wrappers),

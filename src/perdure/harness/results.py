@@ -8,8 +8,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from perdure.harness.control import Control, Handoff
 from perdure.harness.documents import (
     TOOL_RESULT,
+    Agent,
     Live,
     LiveTool,
     ToolErrorCode,
@@ -18,6 +20,7 @@ from perdure.harness.documents import (
     UsageTotals,
 )
 from perdure.harness.environment import ScopeResult
+from perdure.harness.foreign import storable_text
 from perdure.harness.handle import MAX_DETAILS, MAX_DIAGNOSTIC, MAX_DIAGNOSTICS, CallStream
 from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, encode_messages
 from perdure.harness.output import DEFAULT_LIMITS, LEAST_BYTES, Bounded, OutputLimits, bound
@@ -31,6 +34,8 @@ MAX_IMAGE_BYTES: Final = 20 * 1024 * 1024
 """Bytes of base64 that they may take together."""
 WORDS: Final = OutputLimits(keep="head")
 """Of an error that the harness writes, beside the output of the call."""
+MOST_ADDED_TOOLS: Final = 1_000
+"""Of one conversation: the newest stay."""
 INTERRUPTED: Final = "The call was interrupted, and whether it took effect is not known. Look before you repeat it."
 ABORTED: Final = "The call was aborted."
 
@@ -46,6 +51,8 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     dropped_bytes: int = 0
     dropped_lines: int = 0
+    control: Control | None = None
+    add_tools: tuple[str, ...] = ()
 
 
 def bounded_result(result: ToolResult, stream: CallStream, limits: OutputLimits) -> CallResult:
@@ -73,6 +80,8 @@ def bounded_result(result: ToolResult, stream: CallStream, limits: OutputLimits)
         usage={name: float(amount) for name, amount in result.usage.items()},
         dropped_bytes=sum(k.dropped_bytes for k in kept),
         dropped_lines=sum(k.dropped_lines for k in kept),
+        control=_storable(result.control),
+        add_tools=tuple(result.add_tools),
     )
 
 
@@ -156,6 +165,8 @@ async def write_result(
         usage=result.usage,
         dropped_lines=result.dropped_lines,
         dropped_bytes=result.dropped_bytes,
+        control="handoff" if isinstance(result.control, Handoff) else result.control,
+        added_tools=result.add_tools,
     )
     tx.append_record(
         TOOL_RESULT,
@@ -166,11 +177,33 @@ async def write_result(
     )
     live = await tx.draft(Live, conversation=conversation_id)
     live.tools.pop(str(task_id), None)
+    if result.control is not None and live.run is not None:
+        handoff = result.control.text if isinstance(result.control, Handoff) else None
+        live.run.setdefault("control", []).append({"task": task_id, "handoff": handoff})
+    if result.add_tools:
+        await _add_tools(tx, conversation_id, result.add_tools)
     totals = await tx.draft(UsageTotals, conversation=conversation_id)
     known = totals.tools.setdefault(input.name, {"calls": 0, "usage": {}})
     known["calls"] += 1
     for name, amount in result.usage.items():
         known["usage"][name] = known["usage"].get(name, 0.0) + amount
+
+
+async def _add_tools(tx: Transaction, conversation_id: int, names: Sequence[str]) -> None:
+    agent = await tx.draft(Agent, conversation=conversation_id)
+    known = set(agent.added_tools)
+    agent.added_tools.extend(name for name in dict.fromkeys(names) if name not in known)
+    del agent.added_tools[:-MOST_ADDED_TOOLS]
+
+
+def _storable(control: Control | None) -> Control | None:
+    """Raises ToolError for a handoff that is too long."""
+    if not isinstance(control, Handoff):
+        return control
+    text = storable_text(control.text)
+    if (size := len(text.encode())) > MAX_DETAILS:
+        raise ToolError(f"the handoff of the result takes {size} bytes; at most {MAX_DETAILS} are kept")
+    return Handoff(text)
 
 
 def _with_note(kept: Bounded, limits: OutputLimits) -> str:

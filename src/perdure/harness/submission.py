@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 
 import msgspec
 
+from perdure.harness.documents import TOOL_RESULT, AssistantData
 from perdure.harness.inbox import withdraw_one
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.harness.parse import CannotParse, parse_answer
@@ -235,7 +236,8 @@ class Submission:
         return Answer(entry, message)
 
     async def run(self, *, context: Context | None = None) -> list[EntryRecord]:
-        """Every entry this input led to, from its own to its answer, once it is done (rule H39).
+        """Every entry this input led to, from its own to its answer, once it is done (rule H39). Where a tool ended the
+        run (rule H106), the results of the answer's calls are behind it.
 
         A write gives its entry. Raises Unanswered, WorkBlocked.
         """
@@ -251,8 +253,23 @@ class Submission:
             )
             entries += page
             if len(page) < MAX_SCAN:
-                return entries
+                break
             first = page[-1].id + 1
+        if record.answer is not None and (calls := set(entries[-1].data_as(AssistantData).calls)):
+            entries += await self._results(calls, record.answer, context)
+        return entries
+
+    async def _results(self, calls: set[int], after: int, context: Context | None) -> list[EntryRecord]:
+        """Those of calls, which all have one."""
+        results: list[EntryRecord] = []
+        while len(results) < len(calls):
+            page = await self._harness.session.entries(
+                self.conversation_id, first=after + 1, limit=MAX_SCAN, context=context
+            )
+            assert page, "a run ends once all calls of its last round have ended"
+            results += [entry for entry in page if entry.kind == TOOL_RESULT and entry.by_task in calls]
+            after = page[-1].id
+        return results
 
     # --- taking it back ----------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, 
 import msgspec
 
 from perdure.harness.arguments import InvalidArguments, Signature, ToolDefinitionError
+from perdure.harness.control import MOST_ADDED, Control, Handoff
 from perdure.harness.docstring import split_docstring
 from perdure.harness.documents import ToolErrorCode
 from perdure.harness.environment import Effects, ExecutionEnvironment
@@ -80,6 +81,10 @@ class ToolResult:
     """What the call used, by a name of the tool's choice; summed up in ``pi.usage``."""
     diagnostics: Sequence[str] = ()
     """For people, after those that the call showed."""
+    control: Control | None = None
+    """What becomes of the run once the round is complete (rules H104 to H106)."""
+    add_tools: Sequence[str] = ()
+    """Names of tools that the conversation has from the next request on (rule H107)."""
 
     def __post_init__(self) -> None:
         """Raises TypeError, ValueError or NotJson for what could not be stored, or not be read back."""
@@ -96,6 +101,13 @@ class ToolResult:
         _require(self.code is None or self.code in get_args(ToolErrorCode), "code must be one of ToolErrorCode")
         noted = not isinstance(self.diagnostics, str) and all(type(text) is str for text in self.diagnostics)
         _require(noted, "diagnostics must be texts")
+        _require(
+            self.control in (None, "terminate") or type(self.control) is Handoff,
+            "control must be 'terminate', a Handoff or None",
+        )
+        named = not isinstance(self.add_tools, str) and all(type(name) is str for name in self.add_tools)
+        _require(named and all(map(_NAME.fullmatch, self.add_tools)), "add_tools must be names of tools")
+        _require(len(self.add_tools) <= MOST_ADDED, f"add_tools may name {MOST_ADDED} tools")
         for name, amount in self.usage.items():
             check_json({name: 0}, at="ToolResult.usage")
             fits = type(amount) in (int, float) and abs(amount) <= MOST_USED

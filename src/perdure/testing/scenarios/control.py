@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from perdure.harness.control import Handoff
 from perdure.harness.handle import ToolCall
+from perdure.harness.messages import ToolResultMessage
+from perdure.harness.model import ModelRequest
 from perdure.harness.reconcile import Done, NeverHappened, Unknown
-from perdure.harness.tool import AnyTool, tool
-from perdure.testing.model import call, calls, say
-from perdure.testing.scenarios.hosting import effects, measure, open_harness, scenario
+from perdure.harness.tool import AnyTool, ToolResult, tool
+from perdure.testing.model import Reply, call, calls, say
+from perdure.testing.scenarios.hosting import effects, measure, open_harness, scenario, user_texts
 from perdure.testing.simulation import Host
 
 # --- the outside knows --------------------------------------------------------------------------------------------
@@ -65,7 +68,98 @@ async def nobody_knows(host: Host) -> None:
         await (await root.submit("Launch.", request_id="launch")).answer()
 
 
+# --- the run goes on, or does not ---------------------------------------------------------------------------------
+
+
+def conclude(host: Host) -> AnyTool:
+    """A tool whose result ends the run."""
+
+    @tool(name="conclude", replay="safe")
+    async def conclude(what: str, call: ToolCall) -> ToolResult:
+        """Conclude."""
+        call.output("writing it down\n")
+        await host.clock.sleep(0.3)
+        host.effect(f"conclude {what}", key=call.idempotency_key)
+        return ToolResult(f"{what} is concluded", control="terminate")
+
+    return conclude
+
+
+async def terminated(host: Host) -> None:
+    """A round whose results all ask for the end: its calls are the answer, and what was queued has the next run."""
+    replies = {
+        "Conclude.": [
+            call("measure", place="north"),
+            calls(call("conclude", what="one"), call("conclude", what="two")),
+        ],
+        "More.": say("That is more."),
+    }
+    async with open_harness(host, replies, tools=[conclude(host), measure(host)]) as (_, root):
+        first = await root.submit("Conclude.", request_id="conclude")
+        second = await root.submit("More.", request_id="more")
+        assert len((await first.answer()).message.tool_calls) == 2
+        assert (await second.answer()).text == "That is more."
+
+
+async def not_all_terminate(host: Host) -> None:
+    """A round of which one result does not ask for the end: the model is asked again."""
+    round = calls(call("conclude", what="one"), call("measure", place="north", seconds=1))
+    async with open_harness(host, [round, say("done")], tools=[conclude(host), measure(host)]) as (_, root):
+        submission = await root.submit("Conclude.", request_id="conclude")
+        assert (await submission.answer()).text == "done"
+
+
+async def handed_over(host: Host) -> None:
+    """A result hands over: the run ends with a reset, and what was queued begins behind it."""
+
+    @tool(replay="safe")
+    async def hand_over(words: str) -> ToolResult:
+        """Begin anew."""
+        await host.clock.sleep(0.3)
+        return ToolResult("handed over", control=Handoff(words))
+
+    def reply(request: ModelRequest) -> Reply:
+        texts = user_texts(request)
+        if texts == ["Plan."]:
+            return calls(call("hand_over", words="The plan is made."), call("conclude", what="plan"))
+        return say(f"after {texts}")
+
+    async with open_harness(host, reply, tools=[hand_over, conclude(host)]) as (_, root):
+        first = await root.submit("Plan.", request_id="plan")
+        second = await root.submit("Go on.", mode="steer", request_id="on")
+        assert len((await first.answer()).message.tool_calls) == 2
+        assert (await second.answer()).text == "after ['The plan is made.', 'Go on.']"
+
+
+async def tools_added(host: Host) -> None:
+    """A result adds a tool, which is offered from the next request on and was not before."""
+
+    @tool(replay="safe")
+    async def unlock(call: ToolCall) -> ToolResult:
+        """Unlock the instruments."""
+        await host.clock.sleep(0.3)
+        host.effect("unlock", key=call.idempotency_key)
+        return ToolResult("unlocked", add_tools=["measure", "nothing-of-that-name"])
+
+    def reply(request: ModelRequest) -> Reply:
+        offered = [tool.name for tool in request.tools]
+        if "measure" not in offered:
+            return call("unlock")
+        measured = any(isinstance(m, ToolResultMessage) and m.name == "measure" for m in request.messages)
+        return say(f"with {offered}") if measured else call("measure", place="north")
+
+    async with open_harness(host, reply, tools=[measure(host), unlock]) as (_, root):
+        if (await root.agent()).tools is None:
+            await root.set_agent(tools=["unlock"])
+        submission = await root.submit("Measure.", request_id="measure")
+        assert (await submission.answer()).text == "with ['measure', 'unlock']"
+
+
 CONTROL = (
     scenario(reconciled, safe=effects("charge 90", "charge 20", "charge 5", "measure sky")),
     scenario(nobody_knows, unsafe=effects("launch one"), tools=effects("launch")),
+    scenario(terminated, safe=effects("conclude one", "conclude two", "measure north")),
+    scenario(not_all_terminate, safe=effects("conclude one", "measure north")),
+    scenario(handed_over, safe=effects("conclude plan")),
+    scenario(tools_added, safe=effects("unlock", "measure north")),
 )
