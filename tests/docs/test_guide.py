@@ -17,6 +17,7 @@ MOST_COMMITS = 100
 SURVIVORS = [
     ("persist-and-resume.md", "trip.py", "trip.py"),
     ("persist-and-resume.md", "pay.py", "pay.py"),
+    ("persist-and-resume.md", "order.py", "order.py"),
     ("documents.md", "basket.py", "basket.py"),
     ("documents.md", "notes.py", "notes.py"),
     ("tasks.md", "ship.py", "ship.py"),
