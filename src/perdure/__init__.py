@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from perdure.kernel.errors import StorageError as StorageError
     from perdure.kernel.errors import StorageFormatError as StorageFormatError
     from perdure.kernel.errors import TooLarge as TooLarge
+    from perdure.kernel.json import JsonValue as JsonValue
     from perdure.kernel.observation import Frame as Frame
     from perdure.kernel.observation import WatchEnded as WatchEnded
     from perdure.kernel.records import Aborted as Aborted
@@ -213,6 +214,7 @@ _HOME = {
         "StorageError",
         "StorageFormatError",
     ),
+    "perdure.kernel.json": ("JsonValue",),
     "perdure.kernel.observation": (
         "Frame",
         "WatchEnded",
