@@ -42,13 +42,25 @@ def test_what_each_tool_declares() -> None:
         "read": ("safe", "read", False, False),
         "write": ("safe", "space", False, True),
         "edit": ("safe", "space", False, True),
+        "ls": ("safe", "read", False, False),
+        "find": ("safe", "read", False, False),
+        "grep": ("safe", "read", False, False),
         "bash": ("unsafe", "space", True, True),
     }
 
 
 def test_the_extension_has_them_all() -> None:
     extension = coding_tools()
-    assert (extension.name, [tool.name for tool in extension.tools]) == ("coding", ["read", "write", "edit", "bash"])
+    names = ["read", "write", "edit", "ls", "find", "grep", "bash"]
+    assert (extension.name, [tool.name for tool in extension.tools]) == ("coding", names)
+
+
+def test_it_may_have_some_of_them() -> None:
+    assert [tool.name for tool in coding_tools("grep", "read").tools] == ["grep", "read"]
+    with pytest.raises(ValueError, match="read, write, edit, ls, find, grep, bash, each once: there is no 'rm'"):
+        coding_tools("read", "rm")
+    with pytest.raises(ValueError, match="a name comes twice"):
+        coding_tools("read", "read")
 
 
 def test_every_parameter_is_described() -> None:

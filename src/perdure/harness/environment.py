@@ -131,9 +131,45 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[FileStat, ...]
-    """By name. Symbolic links are not followed."""
+    """By the bytes of their names. Symbolic links are not followed."""
     more: bool
-    """There were more than the limit; which of them are listed is then up to the file system."""
+    """There were more than the limit: they come behind these."""
+
+
+class FoundPath(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """Relative to ``cwd``, or below the absolute path that was searched outside of it."""
+    kind: FileKind
+    size: int
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    entries: tuple[FoundPath, ...]
+    """Depth first, in each directory by the bytes of the names."""
+    more: bool
+    """There were more than the limit, or than a message holds."""
+    timed_out: bool = False
+    """It took too long, and was ended: nothing is told of what there is."""
+
+
+class GrepLine(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    """As in FoundPath."""
+    line: int
+    """From 1."""
+    text: str
+    """Its first 1,000 bytes, without the line end; what is not UTF-8 is replaced."""
+    context: bool = False
+    """It does not match; it stands near a line that does."""
+
+
+class GrepLines(msgspec.Struct, frozen=True, kw_only=True):
+    lines: tuple[GrepLine, ...]
+    """In the order of ``Found``, each line once."""
+    more: bool
+    timed_out: bool = False
+    skipped: int = 0
+    """Files that were not searched because they have more than 8 MiB or cannot be read, and binary files that match."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +239,43 @@ class ExecutionEnvironment(Protocol):
         ...
 
     async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing: ...
+
+    async def find(
+        self,
+        path: str = ".",
+        *,
+        pattern: str | None = None,
+        kind: FileKind | None = None,
+        ignored: bool = False,
+        limit: int = 1000,
+    ) -> Found:
+        """What is below a directory, symbolic links not followed (rules H362 and H363).
+
+        ``pattern``: a glob for the path below ``path``, or for the last name alone: ``*``, ``?`` and ``[...]`` stay
+        within a name, ``**`` is any number of directories. ``ignored``: also ``.git`` and what ``.gitignore`` files
+        name. ``limit`` is at most 10,000.
+        """
+        ...
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        fixed: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        context: int = 0,
+        ignored: bool = False,
+        limit: int = 100,
+    ) -> GrepLines:
+        """The lines that a regular expression (Python's ``re``, on bytes) fits, in one file or in all below a
+        directory.
+
+        ``fixed``: the pattern is a text. ``glob``: only files that it fits, as in ``find``. ``context``: lines around
+        each match, at most 20. ``limit``: matches, at most 1,000. Raises FileError also for a pattern that is none.
+        """
+        ...
 
     async def remove(self, path: str) -> None:
         """Remove a file, a symbolic link itself, or an empty directory."""

@@ -80,6 +80,12 @@ IMAGE_ENTRIES = 2_000_000
 LIST_ENTRIES = 10_000
 GREP_FILE_BYTES = 8 * 1024 * 1024
 GREP_LINE_BYTES = 1000
+GREP_CONTEXT = 20
+SIEVED = 1000
+"""Files that a sieve gets at once."""
+IGNORE_BYTES = 64 * 1024
+"""So much of a .gitignore is read."""
+KINDS = ("file", "directory", "symlink", "other")
 DEPTH = 256
 PATH_BYTES = 4096
 LINKS = 40
@@ -1237,7 +1243,7 @@ class Resolver:
 
     def __init__(self, workspace: str) -> None:
         self.root = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.prefix = os.fsencode(os.path.realpath(workspace))
+        self.prefix = os.fsencode(os.path.realpath(workspace)).rstrip(b"/")
 
     def close(self) -> None:
         os.close(self.root)
@@ -1377,18 +1383,25 @@ def list_directory(descriptor: int) -> list[tuple[bytes, os.stat_result]]:
     return found
 
 
-def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
+def tree(
+    descriptor: int, prefix: bytes, ignored: Ignored | None = None
+) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
     """Everything below an open directory, depth first: (path, its directory, its name, its status).
 
-    A directory that cannot be listed comes a second time, with the error in place of its status.
+    A directory that cannot be listed comes a second time, with the error in place of its status. What is ``ignored``
+    does not come, nor what is below it.
     """
     stack: list[tuple[int, bytes, Iterator[tuple[bytes, os.stat_result]]]] = []
     stack.append((os.dup(descriptor), prefix, iter(list_directory(descriptor))))
+    if ignored is not None:
+        ignored.enter(descriptor, prefix)
     try:
         while stack:
             parent, below, names = stack[-1]
             for name, status in names:
                 path = below + name
+                if ignored is not None and ignored.covers(path, stat.S_ISDIR(status.st_mode)):
+                    continue
                 yield path, parent, name, status
                 if stat.S_ISDIR(status.st_mode):
                     if len(stack) >= DEPTH:
@@ -1405,13 +1418,104 @@ def tree(descriptor: int, prefix: bytes) -> Iterator[tuple[bytes, int, bytes, os
                             yield path, parent, name, error
                         continue
                     stack.append((child, path + b"/", iter(listed)))
+                    if ignored is not None:
+                        ignored.enter(child, path + b"/")
                     break
             else:
                 os.close(parent)
                 stack.pop()
+                if ignored is not None:
+                    ignored.leave()
     finally:
         for parent, _, _ in stack:
             os.close(parent)
+
+
+class Ignored:
+    """What the .gitignore files say, from the workspace down to the directory a walk is in; and .git itself (rule S41).
+
+    Paths are relative to the workspace. The last pattern that fits counts, of the deepest file that has one.
+    """
+
+    def __init__(self) -> None:
+        self.levels: list[tuple[int, list[IgnoreRun]]] = []
+
+    def enter(self, directory: int, path: bytes) -> None:
+        """``path``: of the directory, with a slash at its end but for the workspace itself."""
+        runs: list[IgnoreRun] = []
+        try:
+            descriptor = open_regular(b".gitignore", directory, path)
+        except (OSError, Fail):
+            pass
+        else:
+            try:
+                runs = ignore_runs(os.read(descriptor, IGNORE_BYTES))
+            except OSError:
+                pass
+            finally:
+                os.close(descriptor)
+        self.levels.append((len(path), runs))
+
+    def leave(self) -> None:
+        self.levels.pop()
+
+    def covers(self, path: bytes, directory: bool) -> bool:
+        if path.endswith((b"/.git",)) or path == b".git":
+            return True
+        text = path.decode("latin-1")
+        name = text[text.rfind("/") + 1 :]
+        for below, runs in reversed(self.levels):
+            for run in reversed(runs):
+                if run.fits(text[below:], name, directory):
+                    return not run.negated
+        return False
+
+
+class IgnoreRun:
+    """Patterns that follow each other in one .gitignore and are all negated, or all not."""
+
+    __slots__ = ("matchers", "negated")
+
+    def __init__(self, negated: bool, patterns: Sequence[tuple[str, bool, bool]]) -> None:
+        self.negated = negated
+        self.matchers: list[tuple[re.Pattern[str], bool, bool]] = []
+        for anchored in (False, True):
+            for directories in (False, True):
+                chosen = [text for text, *kind in patterns if kind == [anchored, directories]]
+                if chosen:
+                    self.matchers.append((re.compile("|".join(chosen), re.DOTALL), anchored, directories))
+
+    def fits(self, path: str, name: str, directory: bool) -> bool:
+        return any(
+            matcher.fullmatch(path if anchored else name) is not None
+            for matcher, anchored, directories in self.matchers
+            if directory or not directories
+        )
+
+
+def ignore_runs(content: bytes) -> list[IgnoreRun]:
+    """The patterns of a .gitignore. One that is none is passed over."""
+    runs: list[tuple[bool, list[tuple[str, bool, bool]]]] = []
+    for line in content.decode("latin-1").split("\n"):
+        line = line.rstrip("\r")
+        while line.endswith(" ") and not line.endswith("\\ "):
+            line = line[:-1]
+        negated = line.startswith("!")
+        line = line[negated:]
+        if not line or line.startswith("#"):
+            continue
+        directories = line.endswith("/")
+        anchored = "/" in line[:-1]
+        try:
+            text = glob_pattern(line, escapes=True).pattern
+        except Fail:
+            continue
+        if not text:
+            continue
+        if not runs or runs[-1][0] != negated:
+            runs.append((negated, []))
+        runs[-1][1].append((f"(?:{text})", anchored, directories))
+    return [IgnoreRun(negated, patterns) for negated, patterns in runs]
 
 
 def make_readable(name: bytes, parent: int) -> int | None:
@@ -1433,16 +1537,40 @@ def make_readable(name: bytes, parent: int) -> int | None:
         os.close(descriptor)
 
 
-def look_through(workspace: str, query: Json) -> Json:
+Sieve = Callable[[Sequence[bytes]], "set[bytes] | None"]
+"""Which of these files may have a match; None: any of them."""
+
+
+def look_through(workspace: str, query: Json, sieve: Sieve | None = None) -> Json:
     """walk, glob and grep. They run in a process of their own: a pattern can take for ever (rule S38)."""
     resolver = Resolver(workspace)
     try:
-        base = raw_of(query["path"], "path")
+        base = raw_of(query["path"], "path") or b"."
+        if b".." not in base.split(b"/"):  # else it is not the same place, behind a link
+            base = os.path.normpath(base)
+        base = base.rstrip(b"/") or b"/"
+        prefix = b"" if base == b"." else base + b"/"
+        if query["op"] == "grep":
+            return Grep(resolver, query, sieve).run(base, prefix)
         with resolver.directory(base) as descriptor:
-            prefix = b"" if base in (b"", b".") else base.rstrip(b"/") + b"/"
-            return {"walk": _walk, "glob": _glob, "grep": _grep}[query["op"]](descriptor, prefix, query)
+            return {"walk": _walk, "glob": _glob}[query["op"]](resolver, descriptor, prefix, query)
     finally:
         resolver.close()
+
+
+def entries_of(
+    resolver: Resolver, descriptor: int, prefix: bytes, query: Json
+) -> Iterator[tuple[bytes, int, bytes, os.stat_result | OSError]]:
+    """What is below a directory of the workspace, without what is ignored if the query says so."""
+    if query.get("ignored", True):
+        return tree(descriptor, prefix)
+    ignored = Ignored()
+    parts = prefix.split(b"/")[:-1]
+    for count in range(len(parts)):
+        above = b"/".join(parts[:count])
+        with resolver.directory(above) as directory:
+            ignored.enter(directory, above + b"/" if above else b"")
+    return tree(descriptor, prefix, ignored)
 
 
 def json_size(raw: bytes) -> int:
@@ -1479,20 +1607,37 @@ class Bounded:
         return True
 
 
-def _walk(descriptor: int, prefix: bytes, query: Json) -> Json:
+def _walk(resolver: Resolver, descriptor: int, prefix: bytes, query: Json) -> Json:
     out = Bounded(query["limit"])
-    for path, _, _, status in tree(descriptor, prefix):
+    wanted = query.get("kind")
+    fits = name_matcher(query.get("pattern"))
+    for path, _, _, status in entries_of(resolver, descriptor, prefix, query):
         if isinstance(status, OSError) or (not query["hidden"] and b"/." in b"/" + path[len(prefix) :]):
             continue
-        if not out.add(
-            {"path": text_of(path), "kind": kind_of(status.st_mode), "size": status.st_size}, len(path) + 60
-        ):
+        kind = kind_of(status.st_mode)
+        if (wanted is not None and kind != wanted) or not fits(path[len(prefix) :]):
+            continue
+        if not out.add({"path": text_of(path), "kind": kind, "size": status.st_size}, json_size(path) + 60):
             break
-    return {"entries": out.found, "more": out.more}
+    return {"entries": out.found, "more": out.more, "timed_out": False}
 
 
-def glob_pattern(pattern: str) -> re.Pattern[str]:
-    """``*``, ``?``, ``[...]`` within a name; ``**`` as a whole name: any number of directories."""
+def name_matcher(pattern: str | None) -> Callable[[bytes], bool]:
+    """Whether a glob fits a path below where is searched, or its last name."""
+    if pattern is None:
+        return lambda path: True
+    compiled = glob_pattern(pattern)
+
+    def fits(path: bytes) -> bool:
+        text = path.decode("utf-8", "surrogateescape")
+        return bool(compiled.fullmatch(text) or compiled.fullmatch(text[text.rfind("/") + 1 :]))
+
+    return fits
+
+
+def glob_pattern(pattern: str, escapes: bool = False) -> re.Pattern[str]:
+    """``*``, ``?``, ``[...]`` within a name; ``**`` as a whole name: any number of directories. ``escapes``: a
+    backslash takes what follows it as it is."""
     out = ""
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     for index, part in enumerate(parts):
@@ -1509,6 +1654,9 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
                     out += "[^/]*"
             elif char == "?":
                 out += "[^/]"
+            elif char == "\\" and escapes and at + 1 < len(part):
+                at += 1
+                out += re.escape(part[at])
             elif end > 0:
                 inside = part[at + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
                 out += "(?!/)[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"
@@ -1524,10 +1672,10 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         raise Fail("bad_request", f"pattern: {error}") from None
 
 
-def _glob(descriptor: int, prefix: bytes, query: Json) -> Json:
+def _glob(resolver: Resolver, descriptor: int, prefix: bytes, query: Json) -> Json:
     pattern = glob_pattern(query["pattern"])
     out = Bounded(query["limit"])
-    for path, _, _, status in tree(descriptor, prefix):
+    for path, _, _, status in entries_of(resolver, descriptor, prefix, query):
         if isinstance(status, OSError):
             continue
         name = path[len(prefix) :].decode("utf-8", "surrogateescape")
@@ -1536,55 +1684,122 @@ def _glob(descriptor: int, prefix: bytes, query: Json) -> Json:
     return {"paths": out.found, "more": out.more}
 
 
-def _grep(descriptor: int, prefix: bytes, query: Json) -> Json:
-    wanted = query["pattern"].encode("utf-8")
-    try:
-        pattern = re.compile(
-            re.escape(wanted) if query["fixed"] else wanted, re.IGNORECASE if query["ignore_case"] else 0
-        )
-    except re.error as error:
-        raise Fail("bad_request", f"pattern: {error}") from None
-    only = None if query["glob"] is None else glob_pattern(query["glob"])
-    out = Bounded(query["limit"])
-    skipped = 0
-    for path, parent, name, status in tree(descriptor, prefix):
-        if isinstance(status, OSError) or not stat.S_ISREG(status.st_mode):
-            continue
-        text = path[len(prefix) :].decode("utf-8", "surrogateescape")
-        if only is not None and not only.fullmatch(text) and not only.fullmatch(text.rpartition("/")[2]):
-            continue
-        if status.st_size > GREP_FILE_BYTES:
-            skipped += 1
-            continue
+class Grep:
+    """One search in the lines of files. A match and the lines around it come in the order of the walk."""
+
+    def __init__(self, resolver: Resolver, query: Json, sieve: Sieve | None) -> None:
+        wanted = query["pattern"].encode("utf-8")
         try:
-            content = read_regular(name, parent, path)
+            self.pattern = re.compile(
+                re.escape(wanted) if query["fixed"] else wanted, re.IGNORECASE if query["ignore_case"] else 0
+            )
+        except (re.error, OverflowError, RecursionError) as error:
+            raise Fail("bad_request", f"pattern: {error}") from None
+        self.resolver = resolver
+        self.query = query
+        self.sieve = sieve
+        self.fits = name_matcher(query["glob"])
+        self.context = query.get("context", 0)
+        self.out = Bounded(1 << 30)
+        self.matches = 0
+        self.skipped = 0
+        self.waiting: list[bytes] = []
+
+    def run(self, base: bytes, prefix: bytes) -> Json:
+        with self.resolver.parent(base) as (parent, name):
+            one = stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+        if one:
+            self.take(base, self.resolver.regular(base))
+        else:
+            with self.resolver.directory(base) as descriptor:
+                self.search(entries_of(self.resolver, descriptor, prefix, self.query), len(prefix))
+        return {"matches": self.out.found, "more": self.out.more, "timed_out": False, "skipped": self.skipped}
+
+    def search(self, entries: Iterable[tuple[bytes, int, bytes, os.stat_result | OSError]], below: int) -> None:
+        for path, parent, name, status in entries:
+            if isinstance(status, OSError) or not stat.S_ISREG(status.st_mode) or not self.fits(path[below:]):
+                continue
+            if status.st_size > GREP_FILE_BYTES:
+                self.skipped += 1
+            elif self.sieve is None:
+                self.take(path, opened_regular(name, parent, path))
+            else:
+                self.waiting.append(path)
+                if len(self.waiting) == SIEVED:
+                    self.take_waiting()
+            if self.out.more:
+                return
+        self.take_waiting()
+
+    def take_waiting(self) -> None:
+        """Only those that may have a match are read, one after the other as they came."""
+        chosen = self.sieve(self.waiting) if self.sieve is not None and self.waiting else None
+        for path in self.waiting:
+            if not self.out.more and (chosen is None or path in chosen):
+                self.take(path, self.resolver.regular(path))
+        self.waiting.clear()
+
+    def take(self, path: bytes, opening: contextlib.AbstractContextManager[int]) -> None:
+        try:
+            with opening as descriptor:
+                content = read_regular(descriptor)
         except (OSError, Fail):
-            skipped += 1
-            continue
-        if b"\0" in content[:8192]:
-            skipped += 1
-            continue
-        for number, line in enumerate(content.split(b"\n"), 1):
-            if pattern.search(line):
-                shown = line[:GREP_LINE_BYTES].decode("utf-8", "replace")
-                match = {"path": text_of(path), "line": number, "text": shown}
-                if not out.add(match, json_size(path) + 6 * len(shown) + 60):
-                    return {"matches": out.found, "more": True, "timed_out": False, "skipped": skipped}
-    return {"matches": out.found, "more": False, "timed_out": False, "skipped": skipped}
+            self.skipped += 1
+            return
+        if len(content) > GREP_FILE_BYTES:  # it has grown since it was looked at
+            self.skipped += 1
+            return
+        lines = content.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        binary = b"\0" in content[:8192]
+        shown = until = -1
+        for index, line in enumerate(lines):
+            if self.pattern.search(line):
+                if binary:
+                    self.skipped += 1
+                    return
+                if self.matches == self.query["limit"]:
+                    self.out.more = True
+                    return
+                self.matches += 1
+                for before in range(max(shown + 1, index - self.context), index):
+                    if not self.add(path, before, lines[before], context=True):
+                        return
+                if not self.add(path, index, line):
+                    return
+                shown, until = index, index + self.context
+            elif index <= until:
+                if not self.add(path, index, line, context=True):
+                    return
+                shown = index
+
+    def add(self, path: bytes, index: int, line: bytes, context: bool = False) -> bool:
+        text = line[:GREP_LINE_BYTES].decode("utf-8", "replace")
+        match: Json = {"path": text_of(path), "line": index + 1, "text": text}
+        if context:
+            match["context"] = True
+        return self.out.add(match, json_size(path) + 6 * len(text) + 80)
 
 
-def read_regular(name: bytes, parent: int, path: bytes) -> bytes:
+@contextlib.contextmanager
+def opened_regular(name: bytes, parent: int, path: bytes) -> Generator[int, None, None]:
     descriptor = open_regular(name, parent, path)
     try:
-        content = b""
-        while len(content) <= GREP_FILE_BYTES:
-            block = os.read(descriptor, GREP_FILE_BYTES)
-            if not block:
-                break
-            content += block
-        return content
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_regular(descriptor: int) -> bytes:
+    """Its content; one byte more than a search takes where it is longer."""
+    content = b""
+    while len(content) <= GREP_FILE_BYTES:
+        block = os.read(descriptor, GREP_FILE_BYTES + 1 - len(content))
+        if not block:
+            break
+        content += block
+    return content
 
 
 # --- images -----------------------------------------------------------------------------------------------------
@@ -3938,11 +4153,14 @@ class Daemon:
 
     def op_walk(self, _task: Task, args: Args) -> Steps:
         query = {
-            "op": "walk", "path": text_of(args.path(default="")),
-            "limit": args.number("limit", LIST_ENTRIES, 1, LIST_ENTRIES), "hidden": args.flag("hidden", True),
+            "op": "walk", "path": text_of(args.path(default="")), "pattern": args.text("pattern", 4096, None),
+            "kind": args.choice("kind", KINDS) if "kind" in args.fields else None,
+            "ignored": args.flag("ignored", True), "hidden": args.flag("hidden", True),
+            "limit": args.number("limit", LIST_ENTRIES, 1, LIST_ENTRIES),
         }  # fmt: skip
+        wait_ms = args.number("wait_ms", WAIT_MS, 1, WAIT_MS)
         args.done()
-        return (yield from self._look_through(query, WAIT_MS, {"entries": [], "more": True}))
+        return (yield from self._look_through(query, wait_ms, {"entries": [], "more": True, "timed_out": True}))
 
     def op_glob(self, _task: Task, args: Args) -> Steps:
         query = {
@@ -3956,7 +4174,8 @@ class Daemon:
         query = {
             "op": "grep", "path": text_of(args.path(default="")), "pattern": args.text("pattern", 4096),
             "fixed": args.flag("fixed"), "ignore_case": args.flag("ignore_case"), "glob": args.text("glob", 4096, None),
-            "limit": args.number("limit", LIST_ENTRIES, 1, 1000),
+            "limit": args.number("limit", LIST_ENTRIES, 1, 1000), "ignored": args.flag("ignored", True),
+            "context": args.number("context", GREP_CONTEXT, default=0),
         }  # fmt: skip
         wait_ms = args.number("wait_ms", WAIT_MS, 1, 10_000)
         args.done()

@@ -351,9 +351,24 @@ class SpaceClient:
         fields = {"path": _path(path), "limit": limit}
         return (await self._link.ask("list", fields, FileList, path=_shown(path)))[0]
 
-    async def walk(self, path: AnyPath = "", *, limit: int = 10_000, hidden: bool = True) -> Walked:
-        fields = {"path": _path(path), "limit": limit, "hidden": hidden}
-        return (await self._link.ask("walk", fields, Walked, wide=True, path=_shown(path)))[0]
+    async def walk(
+        self,
+        path: AnyPath = "",
+        *,
+        pattern: str | None = None,
+        kind: str | None = None,
+        ignored: bool = True,
+        limit: int = 10_000,
+        hidden: bool = True,
+        wait_ms: int = wire.MAX_WAIT_MS,
+    ) -> Walked:
+        """``ignored``: with .git and what .gitignore files name."""
+        fields: dict[str, object] = {
+            "path": _path(path), "limit": limit, "hidden": hidden, "ignored": ignored, "wait_ms": wait_ms,
+        }  # fmt: skip
+        fields |= {name: value for name, value in (("pattern", pattern), ("kind", kind)) if value is not None}
+        timeout_s = self._waited(wait_ms)
+        return (await self._link.ask("walk", fields, Walked, wide=True, timeout_s=timeout_s, path=_shown(path)))[0]
 
     async def glob(self, pattern: str, *, path: AnyPath = "", limit: int = 10_000) -> Globbed:
         fields = {"path": _path(path), "pattern": pattern, "limit": limit}
@@ -367,12 +382,15 @@ class SpaceClient:
         fixed: bool = False,
         ignore_case: bool = False,
         glob: str | None = None,
+        context: int = 0,
+        ignored: bool = True,
         limit: int = 1000,
         wait_ms: int = 10_000,
     ) -> Grepped:
+        """``context``: lines around each match, at most 20. ``ignored``: as in ``walk``."""
         fields: dict[str, object] = {
             "path": _path(path), "pattern": pattern, "fixed": fixed, "ignore_case": ignore_case, "limit": limit,
-            "wait_ms": wait_ms,
+            "context": context, "ignored": ignored, "wait_ms": wait_ms,
         }  # fmt: skip
         if glob is not None:
             fields["glob"] = glob

@@ -12,7 +12,10 @@ from perdure.harness.environment import (
     ExecResult,
     ExecutionEnvironment,
     FileError,
+    FileKind,
     FileStat,
+    Found,
+    GrepLines,
     Listing,
     OpenCall,
 )
@@ -82,6 +85,31 @@ class DurableSpace:
     async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
         raise self._outside()
 
+    async def find(
+        self,
+        path: str = ".",
+        *,
+        pattern: str | None = None,
+        kind: FileKind | None = None,
+        ignored: bool = False,
+        limit: int = 1000,
+    ) -> Found:
+        raise self._outside()
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        fixed: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        context: int = 0,
+        ignored: bool = False,
+        limit: int = 100,
+    ) -> GrepLines:
+        raise self._outside()
+
     async def remove(self, path: str) -> None:
         raise self._outside()
 
@@ -141,6 +169,36 @@ class CallEnvironment:
     async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
         with self._scope.noting(self._call):
             return await self._reading().list_dir(path, limit=limit)
+
+    async def find(
+        self,
+        path: str = ".",
+        *,
+        pattern: str | None = None,
+        kind: FileKind | None = None,
+        ignored: bool = False,
+        limit: int = 1000,
+    ) -> Found:
+        with self._scope.noting(self._call):
+            return await self._reading().find(path, pattern=pattern, kind=kind, ignored=ignored, limit=limit)
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        fixed: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        context: int = 0,
+        ignored: bool = False,
+        limit: int = 100,
+    ) -> GrepLines:
+        with self._scope.noting(self._call):
+            return await self._reading().grep(
+                pattern, path=path, fixed=fixed, ignore_case=ignore_case, glob=glob, context=context,
+                ignored=ignored, limit=limit,
+            )  # fmt: skip
 
     async def remove(self, path: str) -> None:
         if self._call.effects == "read":

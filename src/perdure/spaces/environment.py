@@ -23,6 +23,10 @@ from perdure.harness.environment import (
     FileKind,
     FileStat,
     FileTooLarge,
+    Found,
+    FoundPath,
+    GrepLine,
+    GrepLines,
     Listing,
     OpenCall,
     PathEscapes,
@@ -50,6 +54,7 @@ from perdure.spaces.errors import (
 from perdure.spaces.outputs import Outputs
 from perdure.spaces.wire import Command, ExecKey, FileInfo
 from perdure.tools.command import INLINE_OUTPUT, CommandOutput
+from perdure.tools.searching import TIME_S, check_find, check_grep
 from perdure.tools.workspace import MAX_READ
 
 T = TypeVar("T")
@@ -198,8 +203,50 @@ class SpaceEnvironment:
         inside = self._inside(path)
         with self._asking(path):
             found = await self._client.list_dir(inside, limit=min(limit, _MOST_LISTED))
-        entries = sorted(map(self._file_stat, found.entries), key=lambda entry: entry.name)
-        return Listing(entries=tuple(entries), more=found.more)
+        return Listing(entries=tuple(map(self._file_stat, found.entries)), more=found.more)
+
+    async def find(
+        self,
+        path: str = ".",
+        *,
+        pattern: str | None = None,
+        kind: FileKind | None = None,
+        ignored: bool = False,
+        limit: int = 1000,
+    ) -> Found:
+        check_find(limit)
+        inside = self._inside(path)
+        with self._asking(path):
+            found = await self._client.walk(
+                inside, pattern=pattern, kind=kind, ignored=ignored, limit=limit, wait_ms=round(TIME_S * 1000)
+            )
+        entries = (FoundPath(path=str(entry.path), kind=_kind(entry.kind), size=entry.size) for entry in found.entries)
+        return Found(entries=tuple(entries), more=found.more, timed_out=found.timed_out)
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        fixed: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        context: int = 0,
+        ignored: bool = False,
+        limit: int = 100,
+    ) -> GrepLines:
+        check_grep(limit, context)
+        inside = self._inside(path)
+        with self._asking(path):
+            found = await self._client.grep(
+                pattern, path=inside, fixed=fixed, ignore_case=ignore_case, glob=glob, context=context,
+                ignored=ignored, limit=limit, wait_ms=round(TIME_S * 1000),
+            )  # fmt: skip
+        lines = (
+            GrepLine(path=str(match.path), line=match.line, text=str(match.text), context=match.context)
+            for match in found.matches
+        )
+        return GrepLines(lines=tuple(lines), more=found.more, timed_out=found.timed_out, skipped=found.skipped)
 
     async def remove(self, path: str) -> None:
         inside = self._inside(path)
@@ -365,11 +412,12 @@ class SpaceEnvironment:
         return PathEscapes(path, f"leads out of the workspace {self.cwd}; use a path inside it")
 
     def _file_stat(self, info: FileInfo) -> FileStat:
-        kind: FileKind = "other"
-        if info.kind == "file" or info.kind == "directory" or info.kind == "symlink":
-            kind = info.kind
         name = os.path.basename(self.cwd) if info.name in ("", ".") else str(info.name)
-        return FileStat(name=name, kind=kind, size=info.size, mode=info.mode, modified_at=info.modified_at)
+        return FileStat(name=name, kind=_kind(info.kind), size=info.size, mode=info.mode, modified_at=info.modified_at)
+
+
+def _kind(told: str) -> FileKind:
+    return told if told == "file" or told == "directory" or told == "symlink" else "other"
 
 
 async def _settled(change: Coroutine[None, None, T]) -> T:

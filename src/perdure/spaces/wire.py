@@ -390,6 +390,7 @@ class WalkEntry(_Wire, frozen=True, kw_only=True):
 class Walked(_Wire, frozen=True, kw_only=True):
     entries: tuple[WalkEntry, ...]
     more: bool
+    timed_out: bool = False
 
 
 class Globbed(_Wire, frozen=True, kw_only=True):
@@ -402,6 +403,8 @@ class GrepMatch(_Wire, frozen=True, kw_only=True):
     line: int
     text: SpacePath
     """The line, cut at 1,000 bytes; bytes that are not UTF-8 as the daemon gives them."""
+    context: bool = False
+    """It does not match, but stands near a line that does."""
 
 
 class Grepped(_Wire, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
-"""The tools read, write, edit and bash, over whatever execution environment the conversation has."""
+"""The tools read, write, edit, ls, find, grep and bash, over whatever execution environment the conversation has."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,7 +14,7 @@ from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool, ToolCall, ToolError, ToolResult, tool
 from perdure.kernel.json import JsonValue, decode_json
 from perdure.tools import bash as command_logic
-from perdure.tools import files
+from perdure.tools import files, looking
 from perdure.tools.edits import Edit, EditIntent
 from perdure.tools.files import Answer
 
@@ -81,6 +81,75 @@ async def plan(path: str, edits: list[Edit], environment: ExecutionEnvironment) 
     return decode_json(msgspec.json.encode(intent))
 
 
+@tool(replay="safe", effects="read", output=OutputLimits(keep="head"))
+async def ls(environment: ExecutionEnvironment, path: str = ".", limit: int = looking.LISTED) -> ToolResult:
+    """List a directory, by name. Directories end in /, symbolic links in @; files are followed by their size in bytes.
+    A name that is not plain text is written as bash reads it: $'...'.
+
+    Args:
+        path: The directory, relative to the working directory or absolute.
+        limit: How many names to show, at most 2000.
+    """
+    with _for_the_model():
+        return _result(await looking.ls(environment, path, limit=limit))
+
+
+@tool(replay="safe", effects="read", output=OutputLimits(keep="head"))
+async def find(
+    environment: ExecutionEnvironment,
+    pattern: str | None = None,
+    path: str = ".",
+    type: Literal["file", "directory", "symlink"] | None = None,
+    ignored: bool = False,
+    limit: int = looking.FOUND,
+) -> ToolResult:
+    """Find files and directories below a directory. Symbolic links are not followed.
+
+    Args:
+        pattern: A glob for the name (*.py) or for the path below the directory (src/**/test_*.py). All if not given.
+        path: The directory to search.
+        type: Only these.
+        ignored: Also .git and what .gitignore files name.
+        limit: How many paths to show, at most 2000.
+    """
+    with _for_the_model():
+        return _result(await looking.find(environment, path, pattern=pattern, kind=type, ignored=ignored, limit=limit))
+
+
+@tool(replay="safe", effects="read", output=OutputLimits(keep="head"))
+async def grep(
+    pattern: str,
+    environment: ExecutionEnvironment,
+    path: str = ".",
+    glob: str | None = None,
+    ignore_case: bool = False,
+    fixed: bool = False,
+    context: int = 0,
+    ignored: bool = False,
+    limit: int = looking.MATCHES,
+) -> ToolResult:
+    """Search the lines of files: path:line:text for each that matches, path-line-text for those around it. Binary files
+    and files above 8 MiB are left out, and so is what lies behind a symbolic link.
+
+    Args:
+        pattern: A regular expression (as in Python's re).
+        path: A file, or a directory to search in.
+        glob: Only files whose name (*.py) or path below the directory (src/**/*.py) it fits.
+        ignore_case: Upper and lower case (of ASCII letters) are the same.
+        fixed: The pattern is a text, not an expression.
+        context: How many lines around each match to show, at most 20.
+        ignored: Also .git and what .gitignore files name.
+        limit: How many matches to show, at most 1000.
+    """
+    with _for_the_model():
+        return _result(
+            await looking.grep(
+                environment, pattern, path=path, glob=glob, ignore_case=ignore_case, fixed=fixed, context=context,
+                ignored=ignored, limit=limit,
+            )
+        )  # fmt: skip
+
+
 @tool(replay="unsafe", effects="space", adoptable=True, sequential=True)
 async def bash(
     command: str, call: ToolCall, environment: ExecutionEnvironment, timeout: float | None = None
@@ -99,9 +168,18 @@ async def bash(
     return ToolResult(answer.text, details=answer.details, is_error=answer.failed)
 
 
-CODING_TOOLS: Final[tuple[AnyTool, ...]] = (read, write, edit, bash)
+CODING_TOOLS: Final[tuple[AnyTool, ...]] = (read, write, edit, ls, find, grep, bash)
 
 
-def coding_tools() -> Extension:
-    """The extension ``coding``: read, write, edit and bash, in the environment that the host gives a conversation."""
-    return Extension("coding", tools=CODING_TOOLS)
+def coding_tools(*names: str) -> Extension:
+    """The extension ``coding``: tools for files and commands, in the environment that the host gives a conversation.
+
+    ``names``: which of ``read``, ``write``, ``edit``, ``ls``, ``find``, ``grep`` and ``bash``; all of them if none are
+    given. Raises ValueError for another name, or one that comes twice.
+    """
+    known = {tool.name: tool for tool in CODING_TOOLS}
+    wrong = [name for name in names if name not in known]
+    if wrong or len(set(names)) < len(names):
+        what = f"there is no {', '.join(map(repr, wrong))}" if wrong else "a name comes twice"
+        raise ValueError(f"coding_tools takes any of {', '.join(known)}, each once: {what}")
+    return Extension("coding", tools=[known[name] for name in names] if names else CODING_TOOLS)

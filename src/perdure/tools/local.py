@@ -13,13 +13,17 @@ from perdure.harness.environment import (
     CallScope,
     ExecResult,
     ExecutionEnvironment,
+    FileKind,
     FileMissing,
     FileStat,
+    Found,
+    GrepLines,
     Listing,
     OpenCall,
 )
 from perdure.tools import processes
 from perdure.tools.command import CommandSpec, end, run
+from perdure.tools.searching import Searcher, found_ripgrep
 from perdure.tools.spills import Spills
 from perdure.tools.threads import Threads
 from perdure.tools.workspace import Workspace
@@ -67,6 +71,7 @@ class LocalEnvironment:
         # Ending processes must not wait behind file operations on a disk that hangs.
         self._files = Threads("files", 4)
         self._commands = Threads("commands", 4)
+        self._searcher = Searcher(self._workspace, Threads("search", 2), confine=confine, ripgrep=found_ripgrep())
         self._sweeping = asyncio.Lock()
         self._swept = False
 
@@ -95,6 +100,34 @@ class LocalEnvironment:
         if limit < 1:
             raise ValueError(f"a listing's limit is at least 1, not {limit}")
         return await self._files.call(self._workspace.list, path, limit)
+
+    async def find(
+        self,
+        path: str = ".",
+        *,
+        pattern: str | None = None,
+        kind: FileKind | None = None,
+        ignored: bool = False,
+        limit: int = 1000,
+    ) -> Found:
+        return await self._searcher.find(path, pattern=pattern, kind=kind, ignored=ignored, limit=limit)
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        fixed: bool = False,
+        ignore_case: bool = False,
+        glob: str | None = None,
+        context: int = 0,
+        ignored: bool = False,
+        limit: int = 100,
+    ) -> GrepLines:
+        return await self._searcher.grep(
+            pattern, path=path, fixed=fixed, ignore_case=ignore_case, glob=glob, context=context, ignored=ignored,
+            limit=limit,
+        )  # fmt: skip
 
     async def remove(self, path: str) -> None:
         await self._sweep()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import os
 import secrets
 import stat
@@ -116,14 +115,13 @@ class Workspace:
             )
             entries: list[FileStat] = []
             try:
-                with os.scandir(directory) as found:
-                    for entry in itertools.islice(found, limit):
-                        with contextlib.suppress(FileNotFoundError):  # Removed meanwhile.
-                            entries.append(_file_stat(entry.name, entry.stat(follow_symlinks=False)))
-                    more = next(found, None) is not None
+                names = sorted(os.listdir(directory), key=os.fsencode)
+                for name in names[:limit]:
+                    with contextlib.suppress(FileNotFoundError):  # Removed meanwhile.
+                        entries.append(_file_stat(name, os.lstat(name, dir_fd=directory)))
             finally:
                 os.close(directory)
-            return Listing(entries=tuple(sorted(entries, key=lambda entry: entry.name)), more=more)
+            return Listing(entries=tuple(entries), more=len(names) > limit)
 
     def remove(self, path: str) -> None:
         with self._place(path, follow_last=False) as place:
@@ -147,6 +145,10 @@ class Workspace:
             if not stat.S_ISDIR(info.st_mode):
                 raise FileError(path, "is not a directory")
             return place.path
+
+    def relative(self, path: str) -> str | None:
+        """A path as one that is relative to the root, however it is written; None: it is written as one outside."""
+        return self._below(path) if os.path.isabs(path) else path
 
     def contains(self, path: str) -> bool:
         """Whether an absolute path is written as one below the root. It may still lead out through a link."""
