@@ -20,6 +20,7 @@ from perdure.harness.events import (
     EntryAppended,
     Event,
     Events,
+    InboxChanged,
     MessageDelta,
     MessageEnd,
     MessageStart,
@@ -41,7 +42,7 @@ from perdure.storage.memory import MemoryStorage
 from perdure.storage.sqlite import SqliteStorage
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
-from perdure.testing.model import ScriptedModel, call, say
+from perdure.testing.model import ScriptedModel, call, fail, say
 
 STORY = "one two three four five six seven eight"
 
@@ -460,6 +461,32 @@ async def test_a_store_that_is_read_only_takes_any_cursor_of_it() -> None:
             (event,) = await take(reader.handle(1), last.cursor, 1)
             assert isinstance(event, Snapshot)
             assert not event.running
+
+
+async def test_a_cursor_behind_unblocked_work_is_behind_all_of_its_commit_h263() -> None:
+    storage, hold = MemoryStorage(), Hold()
+    async with opened(ScriptedModel(fail("refused"), pace=hold), storage) as (_, root, _):
+        failing = await root.submit("a")
+        await hold.reached.wait()
+        await root.submit("b")
+        hold.release()
+        await failing.wait()
+        async with root.commit() as tx:
+            tx.create_task(Job, 1)
+        async with root.events() as events:
+            first = await anext(events)
+            assert isinstance(first, Snapshot)
+            if not first.blocked:
+                assert isinstance(await anext(events), Blocked)
+            await root.abort()
+            # One commit marks the task, which unblocks it, and withdraws what waits. Who is killed behind it, and goes
+            # on behind the newest event, has had all of it.
+            told = [await anext(events), await anext(events)]
+            assert [(type(event), event.seq) for event in told] == [
+                (InboxChanged, told[0].seq),
+                (Unblocked, told[0].seq),
+            ]
+            assert [Cursor.decode(event.cursor).quiet for event in told] == [False, True]
 
 
 async def test_what_another_process_said_is_not_passed_over_h270(tmp_path: Path) -> None:

@@ -119,10 +119,11 @@ class Harness:
             drain_ms=drain_ms,
             tracing=tracing,
         )
+        self.views = Views(session)
         self.tasks = TaskRuntime(session, task_registry, restart_limit=restart_limit, drain_ms=drain_ms)
         if tracing is not None:
             tracing.attach(self.tasks)
-        self.views = Views(session, self.tasks)
+        self.views.attach(self.tasks)
         self.settlements = Settlements(session, self.tasks)
         self._mailroom = Mailroom(self)
         generation = GenerationTask(self._host, calls)

@@ -73,11 +73,12 @@ class View(State[ConversationView]):
 
 
 class Views:
-    """The live views of one session."""
+    """The live views of one session. Made before the task runtime is: what a commit did is told before what becomes of
+    tasks by it, so that a cursor behind the latter is behind all of the commit (rule H263)."""
 
-    def __init__(self, session: Session, runtime: TaskRuntime) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._runtime = runtime
+        self._runtime: TaskRuntime | None = None
         self._rooms: defaultdict[int, dict[int, Room]] = defaultdict(dict)
         """By conversation and window."""
         self._lingering: OrderedDict[Room, float] = OrderedDict()
@@ -89,6 +90,10 @@ class Views:
         self._loading: defaultdict[int, list[list[Settled]]] = defaultdict(list)
         """By conversation: what settles while one is being loaded."""
         session.observe(self._settled)
+
+    def attach(self, runtime: TaskRuntime) -> None:
+        """The session's runtime, as soon as it is there."""
+        self._runtime = runtime
         runtime.on_blocked(self._on_blocked)
         runtime.on_unblocked(self._on_unblocked)
         runtime.on_resumed(self._on_resumed)
@@ -283,6 +288,7 @@ class Views:
                     room.settle(settled, entries, changes)
 
     def _on_blocked(self, record: TaskRecord) -> None:
+        assert self._runtime is not None, "it tells"
         for room in self._rooms.get(record.conversation_id, {}).values():
             why = self._runtime.blocked_tasks[record.id]
             room.block(self._session.seq, _blocked(record, why), self._standing(record.conversation_id))
@@ -297,6 +303,7 @@ class Views:
                 room.resume(self._session.seq, self._standing(conversation_id))
 
     def _standing(self, conversation_id: int) -> Standing:
+        assert self._runtime is not None, "it is there before anybody looks"
         live, blocked = self._session.live.settled, self._runtime.blocked_tasks
         found = (
             _blocked(live[id], why)
