@@ -205,6 +205,9 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             return await self._fail(run, _STALE)
         if info is None:
             return await self._fail(run, _End("no_model", f"the model {at.model!r} cannot be reached"))
+        limit = await host.limits.reached_by_now(run.conversation_id)
+        if limit is not None:
+            return await self._fail(run, _End("limit", limit.detail))
         agent = await run.session.snapshot(Agent, conversation=run.conversation_id) or Agent()
         room = room_of(host, agent, at.model, info)
         output = min(info.max_output, max(room.reserve, room.window // LEAST_SHARE))

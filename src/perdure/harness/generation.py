@@ -236,6 +236,9 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """Send what is pinned, show what streams, classify what it came to."""
         pinned = run.checkpoint
         await self._keep_partial(run)
+        limit = await self._host.limits.reached_by_now(run.conversation_id)
+        if limit is not None:
+            return await self._unsent(run, NoAnswer("limit", limit.detail))
         request = await build_request(self._host, run.conversation_id, pinned)
         if request is None:
             async with run.commit() as tx:
@@ -243,7 +246,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         asked = HookRequest(id=run.id, conversation_id=run.conversation_id, turn=pinned.turn, request=request)
         request = await self._host.hooks.before_request(asked)
         if isinstance(request, Stop):
-            return await self._stopped(run, request)
+            return await self._unsent(run, NoAnswer("gate", request.reason[:MOST_WORDS]))
         outcome = await self._send(run, request)
         usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
         sent = self._sent[run.id] = replace(self._sent[run.id], usage=usage)
@@ -283,12 +286,11 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         await end_run(self._host, tx, run.conversation_id, Answered(answer.id))
         return tx.complete(None)
 
-    async def _stopped(self, run: Run[None, None, Pinned], stop: Stop) -> Next[None]:
-        """A gate ends the run before anything is sent (rule H130)."""
-        reason = stop.reason[:MOST_WORDS]
+    async def _unsent(self, run: Run[None, None, Pinned], ending: NoAnswer) -> Next[None]:
+        """A gate or a limit ends the run before anything is sent (rules H130, H159)."""
         async with run.commit() as tx:
-            await end_run(self._host, tx, run.conversation_id, NoAnswer("gate", reason))
-            return tx.fail("gate", reason)
+            await end_run(self._host, tx, run.conversation_id, ending)
+            return tx.fail(ending.reason, ending.detail or "")
 
     async def _after_response(
         self, run: Run[None, None, Pinned], pinned: Pinned, message: AssistantMessage

@@ -1,7 +1,8 @@
 """Limits on what a session, and each conversation in it, may spend (rules H159, H242 to H248).
 
-They are looked at before each request is pinned, in the transaction that would pin it, against what counts there and
-then: nothing remembers that a limit was reached.
+They are looked at before each request is pinned, in the transaction that would pin it, and again before it is sent,
+which may be long after, in another process: against what counts there and then. Nothing remembers that a limit was
+reached.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 
-from perdure.harness.documents import LimitSettings
-from perdure.harness.spent import SessionSpent, Spent, conversation_spent, run_elapsed
+from perdure.harness.documents import Agent, LimitSettings, Live, UsageTotals
+from perdure.harness.spent import NOTHING, SessionSpent, Spent, settled_spent, spent_of
+from perdure.kernel.records import Address
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction, Unset
@@ -33,6 +35,13 @@ _STORED: Final[Mapping[LimitName, _Stored]] = {
 }
 _Scope: TypeAlias = Literal["conversation", "session"]
 _EXACT: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
+_AGENT: Final = Agent.definition.kind
+
+
+class _Agent(TypedDict, total=False):
+    """A ``pi.agent`` as its JSON is; of an older release without some of it."""
+
+    limits: LimitSettings
 
 
 class AsHost:
@@ -142,24 +151,62 @@ class LimitCheck:
             await self._spent.load()
 
     async def reached(self, tx: Transaction, conversation_id: int, own: LimitSettings) -> LimitReached | None:
-        """Whether another request of the conversation would be one too many. ``own``: its own limits.
+        """Whether another request of the conversation would be one too many, as a transaction sees it. ``own``: its
+        own limits.
 
         Costs microseconds, and nothing where there are no limits.
         """
-        settings: LimitSettings = {**self._of_conversation, **own} if own else self._of_conversation
-        if not settings and not self._of_session:
+        of_conversation: LimitSettings = {**self._of_conversation, **own} if own else self._of_conversation
+        # One that the host has set since this was ``ready`` counts where the request is sent.
+        of_session = self._of_session if self._spent.loaded else LimitSettings()
+        if not of_conversation and not of_session:
             return None
-        spent = await conversation_spent(tx, conversation_id)
-        elapsed = 0
-        if "run_ms" in settings or "run_ms" in self._of_session:
-            elapsed = await run_elapsed(tx, conversation_id)
-            spent += Spent(run_ms=elapsed)
-        detail = self._over("conversation", settings, spent, conversation_id)
-        if detail is None and self._of_session:
-            everywhere = await self._spent.within(tx, conversation_id, spent)
-            if "run_ms" in self._of_session:
-                everywhere += Spent(run_ms=self._spent.elapsed_elsewhere(tx.at, conversation_id))
-            detail = self._over("session", self._of_session, everywhere, conversation_id)
+        totals = await tx.read(UsageTotals, conversation=conversation_id)
+        spent = NOTHING if totals is None else spent_of(totals.shared_json())
+        live = await tx.read(Live, conversation=conversation_id)
+        return await self._look(of_conversation, of_session, spent, live, at=tx.at, conversation_id=conversation_id)
+
+    async def reached_by_now(self, conversation_id: int) -> LimitReached | None:
+        """The same of a request that is pinned, before it is sent, as it is settled. Not inside a transaction.
+
+        Costs microseconds too.
+        """
+        session = self._session
+        agent = await session.load_document(Address(_AGENT, "conversation", conversation_id))
+        own = LimitSettings() if agent.settled.value is None else cast("_Agent", agent.settled.value).get("limits", {})
+        if not own and not self._of_conversation and not self._of_session:
+            return None
+        await self.load()
+        of_session = self._of_session if self._spent.loaded else LimitSettings()
+        spent = await settled_spent(session, conversation_id)
+        live = await session.snapshot(Live, conversation=conversation_id)
+        return await self._look(
+            {**self._of_conversation, **own},
+            of_session,
+            spent,
+            live,
+            at=session.clock.wall(),
+            conversation_id=conversation_id,
+        )
+
+    async def _look(
+        self,
+        of_conversation: LimitSettings,
+        of_session: LimitSettings,
+        spent: Spent,
+        live: Live | None,
+        *,
+        at: int,
+        conversation_id: int,
+    ) -> LimitReached | None:
+        if live is not None and live.run is not None:  # ``run_ms`` has it once the run ends
+            spent += Spent(run_ms=max(0, at - live.run["started_at"]))
+        detail = self._over("conversation", of_conversation, spent, conversation_id)
+        if detail is None and of_session:
+            everywhere = await self._spent.within(conversation_id, spent)
+            if "run_ms" in of_session:
+                everywhere += Spent(run_ms=self._spent.elapsed_elsewhere(at, conversation_id))
+            detail = self._over("session", of_session, everywhere, conversation_id)
         return None if detail is None else LimitReached(detail)
 
     def _over(self, scope: _Scope, settings: LimitSettings, spent: Spent, conversation_id: int) -> str | None:

@@ -14,7 +14,6 @@ import msgspec
 from perdure.harness.documents import (
     GENERATION,
     DeletedUsage,
-    Live,
     ModelTotals,
     ToolTotals,
     UsageTotals,
@@ -23,7 +22,6 @@ from perdure.harness.usage import unpriced_of
 from perdure.kernel.records import Address
 from perdure.kernel.session import Session, Settled
 from perdure.kernel.storage import MAX_SCAN
-from perdure.kernel.transaction import Transaction
 
 if TYPE_CHECKING:
     from perdure.kernel.json import JsonValue
@@ -94,16 +92,10 @@ def spent_of(document: JsonValue) -> Spent:
     )
 
 
-async def conversation_spent(tx: Transaction, conversation_id: int) -> Spent:
-    """Of a conversation, as the transaction sees it, its own changes included."""
-    totals = await tx.read(UsageTotals, conversation=conversation_id)
-    return NOTHING if totals is None else spent_of(totals.shared_json())
-
-
-async def run_elapsed(tx: Transaction, conversation_id: int) -> int:
-    """Milliseconds that the conversation's run has lasted; 0 without one. ``run_ms`` has it once the run ends."""
-    live = await tx.read(Live, conversation=conversation_id)
-    return 0 if live is None or live.run is None else max(0, tx.at - live.run["started_at"])
+async def settled_spent(session: Session, conversation_id: int) -> Spent:
+    """Of a conversation, without what is staged."""
+    loaded = await session.load_document(Address(_USAGE, "conversation", conversation_id))
+    return spent_of(loaded.settled.value)
 
 
 class SessionSpent:
@@ -131,14 +123,14 @@ class SessionSpent:
             else:
                 await asyncio.wait([self._loading])  # whoever reads may be cancelled: then this one reads
 
-    async def within(self, tx: Transaction, conversation_id: int, own: Spent) -> Spent:
-        """The sum, with the conversation's own part as a transaction sees it (``own``).
+    async def within(self, conversation_id: int, own: Spent) -> Spent:
+        """The sum, with the conversation's own part as somebody sees it (``own``), such as a transaction.
 
         What other conversations have staged, and have under way, is not in it.
         """
+        settled = await settled_spent(self._session, conversation_id)
         assert self._sum is not None, "it is loaded first"
-        loaded = await tx.session.load_document(Address(_USAGE, "conversation", conversation_id))
-        return self._sum - spent_of(loaded.settled.value) + own
+        return self._sum - settled + own
 
     def elapsed_elsewhere(self, at: int, conversation_id: int) -> int:
         """Milliseconds that the runs of all other conversations have lasted."""
