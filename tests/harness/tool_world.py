@@ -83,6 +83,7 @@ class ToolWorld:
                 registry=self.registry,
                 progress=ProgressWriter(self.session),
                 environment_for=lambda _: self.environment,
+                wait=lambda id: self.runtime.wait(id, through_blocked=True),
             )
         )
         self.runtime = TaskRuntime(self.session, tasks, drain_ms=50)
@@ -134,7 +135,9 @@ class ToolWorld:
         return await self.result(await self.call(name, arguments, raw=raw))
 
     async def results(self) -> list[Result]:
-        return [Result(entry) for entry in await self.session.entries(ROOT) if entry.kind == TOOL_RESULT]
+        """Those that a model reads."""
+        found = [entry for entry in await self.session.entries(ROOT) if entry.kind == TOOL_RESULT]
+        return [Result(entry) for entry in found if entry.messages]
 
     async def live(self) -> dict[str, LiveTool]:
         live = await self.session.snapshot(Live, conversation=ROOT)

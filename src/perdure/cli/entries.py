@@ -29,11 +29,11 @@ from perdure.harness.messages import (
     Message,
     Text,
     Thinking,
-    ToolResultMessage,
     UserMessage,
     UserPart,
     decode_messages,
 )
+from perdure.harness.results import result_messages
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import EntryRecord, from_raw
 
@@ -169,7 +169,7 @@ def ending_lines(message: AssistantMessage) -> list[Line]:
 
 def result_lines(entry: EntryRecord, data: ToolResultData, *, shown: Sequence[str] = ()) -> list[Line]:
     """A call's result. ``shown``: the lines of its output that were printed while it ran."""
-    text = "\n".join(message.text for message in messages_of(entry) if isinstance(message, ToolResultMessage))
+    text = "\n".join(message.text for message in result_messages(entry))
     diff = _diff(data)
     if diff is not None:
         return [*diff_lines(diff), *_failure(data)]

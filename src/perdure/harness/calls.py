@@ -23,6 +23,7 @@ from perdure.harness.handle import CallStream
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.hooks import BeforeTool, HookCall
 from perdure.harness.interruption import Interruptions, Known, Over
+from perdure.harness.nested import CALLER_ENDED, NestedCalls, WaitTask
 from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
 from perdure.harness.output import DEFAULT_LIMITS
 from perdure.harness.progress import ProgressWriter
@@ -61,8 +62,11 @@ EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
 
 
-class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
-    """Installed once a session, before its task runtime is made, with what it needs of the session."""
+class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=True):
+    """Installed once a session, before its task runtime is made, with what it needs of the session.
+
+    A nested call completes with the entry of its result, which is how its caller finds that.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         registry: Registry,
         progress: ProgressWriter,
         environment_for: EnvironmentFor,
+        wait: WaitTask,
         drain_ms: int = 10_000,
         tracing: Tracing | None = None,
     ) -> None:
@@ -80,8 +85,15 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._hooks = HookRunner(session, registry)
         self._scopes = Scopes(session, registry, environment_for)
         self._openings = Openings(session, registry, environment_for)
+        self._nested = NestedCalls(session, self._hooks, environment_for, begin=self.begin_call, wait=wait)
         self._execution = Execution(
-            session, self._openings, hooks=self._hooks, progress=progress, drain_ms=drain_ms, tracing=tracing
+            session,
+            self._openings,
+            hooks=self._hooks,
+            progress=progress,
+            drain_ms=drain_ms,
+            tracing=tracing,
+            nested=self._nested,
         )
         self._interruptions = Interruptions(
             session,
@@ -104,6 +116,21 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         what is wrong with it."""
         return foresee(self._registry, self._environment_for, conversation_id, agent, name, arguments)
 
+    def begin_call(
+        self, run: Run[Any, Any, Any], tx: Transaction, live: Live, agent: Agent, input: ToolInput, *, hooked: bool
+    ) -> TaskRecord:
+        """The task of a call, owned by the task of ``run`` and shown in ``pi.live``: at its intent if that can be
+        foreseen. ``hooked``: before_tool hooks apply to it."""
+        foreseen = None
+        if input.after is None and not hooked:
+            foreseen = self.foresee(run.conversation_id, agent, input.name, input.arguments)
+        if foreseen is None:
+            task = tx.create_task(ToolTask, input, owner=run.id)
+        else:
+            task = self.begin_foreseen(tx, input, foreseen, owner=run.id)
+        live.tools[str(task.id)] = live_tool(input, running=foreseen is not None)
+        return task
+
     def begin_foreseen(self, tx: Transaction, input: ToolInput, foreseen: Foreseen, *, owner: int) -> TaskRecord:
         """The task of a call that stands at its intent; it is executed once this commit has settled."""
         record = tx.new_task(
@@ -117,7 +144,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         self._foreseen[record.id] = foreseen
         return record
 
-    async def start(self, run: Run[ToolInput, None, None]) -> Next[None]:
+    async def start(self, run: Run[ToolInput, int | None, None]) -> Next[int | None]:
         after = run.input.after
         if after is None or after not in self._session.live.settled:
             return await self.begin(run)
@@ -126,7 +153,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             live.tools[str(run.id)] = live_tool(run.input, running=False)
             return tx.wait([after], self.begin, None)
 
-    async def begin(self, run: Run[ToolInput, None, None]) -> Next[None]:
+    async def begin(self, run: Run[ToolInput, int | None, None]) -> Next[int | None]:
+        await self._nested.caller_at_work(run.input)
         with self._scopes.failing():
             try:
                 opened = await self._prepare(run)
@@ -152,7 +180,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                         await leave(opened.scope, opened.call, outcome=False)
             raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
-    async def _prepare(self, run: Run[ToolInput, None, None]) -> OpenedCall:
+    async def _prepare(self, run: Run[ToolInput, int | None, None]) -> OpenedCall:
         """Resolve, repair, validate, before_tool, validate again. Raises Refused."""
         agent = await self._openings.agent(run)
         tool = self._registry.find_tool(agent, run.input.name)
@@ -173,10 +201,12 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             self._openings.report(run, "tool_unusable", "a tool's definition cannot be used", error)
             raise Refused("tool_unavailable", "This tool cannot be used: its definition is faulty.") from None
         scope = await self._scopes.of(environment)
+        if scope is not None and await self._nested.held_above(run, scope):
+            raise Refused("tool_unavailable", "A call above this one is at work in the same environment and holds it.")
         intent = CallIntent(arguments=to_raw(arguments, at="arguments"), replay=tool.replay, scoped=scope is not None)
         return self._openings.open(run, tool, agent, values, intent, environment, scope)
 
-    async def _intend(self, run: Run[ToolInput, None, None], opened: OpenedCall) -> Next[None]:
+    async def _intend(self, run: Run[ToolInput, int | None, None], opened: OpenedCall) -> Next[int | None]:
         """What the tool prepares for its intent, and the intent."""
         tool = opened.tool
         handle = handle_of(run, opened, CallStream())
@@ -194,7 +224,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
         )
 
     # From any checkpoint on, here and below: what a phase does there does not rest on it.
-    async def _commit_intent(self, run: Run[ToolInput, None, Any], opened: OpenedCall) -> Next[None]:
+    async def _commit_intent(self, run: Run[ToolInput, int | None, Any], opened: OpenedCall) -> Next[int | None]:
         """The commit that allows the execution."""
         try:
             async with run.commit() as tx:
@@ -216,7 +246,8 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     # --- to the result -----------------------------------------------------------------------------------------
 
-    async def execute(self, run: Run[ToolInput, None, CallIntent]) -> Next[None]:
+    async def execute(self, run: Run[ToolInput, int | None, CallIntent]) -> Next[int | None]:
+        await self._nested.caller_at_work(run.input)
         with self._scopes.failing():
             opened = self._opened.get(run.id) or self._opening(run)
             if opened is not None and opened.intent.attempt != run.checkpoint.attempt:
@@ -229,13 +260,13 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                     lost, opened = error, None
             raise given_up(lost)
 
-    def _opening(self, run: Run[ToolInput, None, CallIntent]) -> OpenedCall | None:
+    def _opening(self, run: Run[ToolInput, int | None, CallIntent]) -> OpenedCall | None:
         known = self._foreseen.get(run.id)
         if known is None:
             return None
         return self._openings.open(run, known.tool, known.agent, known.values, known.intent, known.environment, None)
 
-    async def _perform(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> Next[None]:
+    async def _perform(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> Next[int | None]:
         self._opened[run.id] = opened
         self._foreseen.pop(run.id, None)
         abandoned = True
@@ -260,16 +291,20 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
                 await leave(opened.scope, opened.call, outcome=run.moved)
 
     async def _finish(
-        self, run: Run[ToolInput, None, Any], result: CallResult, scoped: ScopedCall | None = None
-    ) -> Next[None]:
+        self, run: Run[ToolInput, int | None, Any], result: CallResult, scoped: ScopedCall | None = None
+    ) -> Next[int | None]:
         """The commit that ends the call."""
         try:
             async with run.commit() as tx:
                 if scoped is not None:
                     scope, call = scoped
                     await scope.before_result(tx, call, result)
-                await write_result(tx, run.id, run.conversation_id, run.input, result)
-                moved = tx.abort(run.record.abort_reason or "aborted") if run.aborting else tx.complete(None)
+                entry = await write_result(tx, run.id, run.conversation_id, run.input, result)
+                if run.aborting:
+                    moved = tx.abort(run.record.abort_reason or "aborted")
+                else:
+                    tx.abort_owned(CALLER_ENDED)
+                    moved = tx.complete(None if run.input.caller is None else entry.id)
         except (EnvironmentLost, RunEnded):
             raise
         except Exception:
@@ -285,7 +320,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
 
     # --- after an interruption ---------------------------------------------------------------------------------
 
-    async def _run_again(self, run: Run[ToolInput, None, CallIntent], losses: int) -> Next[None]:
+    async def _run_again(self, run: Run[ToolInput, int | None, CallIntent], losses: int) -> Next[int | None]:
         """The call has an intent, and no run of this process any more."""
         decided = await self._interruptions.decide(run, losses)
         if isinstance(decided, Over):
@@ -296,7 +331,7 @@ class ToolTask(Task[ToolInput, None], kind=TOOL_TASK, version=1, builtin=True):
             return await self._commit_intent(run, decided)
         return await self._perform(run, decided)
 
-    async def on_abort(self, run: Run[ToolInput, None, object]) -> Next[None]:
+    async def on_abort(self, run: Run[ToolInput, int | None, object]) -> Next[int | None]:
         """The code has stopped. The result is the error ``aborted``, with the output so far."""
         intent = run.checkpoint
         if not isinstance(intent, CallIntent):

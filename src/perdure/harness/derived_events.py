@@ -193,7 +193,7 @@ def _tools(
         data = entry.data_as(ToolResultData)
         shown = was.get(str(data.task))
         if shown is None or shown["state"] != "running":
-            yield ToolStart(seq=seq, task=data.task, call_id=data.call_id, name=data.name)
+            yield ToolStart(seq=seq, task=data.task, call_id=data.call_id, name=data.name, caller=data.caller)
         yield ToolEnd(
             seq=seq,
             task=data.task,
@@ -202,6 +202,7 @@ def _tools(
             is_error=data.is_error,
             code=data.code,
             entry=entry,
+            caller=data.caller,
         )
     if was is now:
         return
@@ -210,7 +211,9 @@ def _tools(
         if tool is old or tool["state"] != "running":
             continue
         if old is None or old["state"] != "running":
-            yield ToolStart(seq=seq, task=int(key), call_id=tool["call_id"], name=tool["name"])
+            yield ToolStart(
+                seq=seq, task=int(key), call_id=tool["call_id"], name=tool["name"], caller=tool.get("caller")
+            )
         update = _update(int(key), old, tool, seq)
         if update is not None:
             yield update

@@ -9,6 +9,7 @@ from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 
+from perdure.harness.messages import UserPart
 from perdure.harness.model import ThinkingLevel
 from perdure.kernel.document import Document, field
 from perdure.kernel.json import JsonValue
@@ -127,6 +128,8 @@ class LiveTool(TypedDict):
     dropped_bytes: int
     details: JsonValue
     diagnostics: list[str]
+    caller: NotRequired[int]
+    """The call that made this one; absent: the model did."""
 
 
 class LiveRetry(TypedDict):
@@ -269,6 +272,10 @@ class ToolInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its place among the calls of its message."""
     after: int | None = None
     """A task that must be terminal before this call begins (a round with a sequential tool)."""
+    caller: int | None = None
+    """The call that made this one; None: the model did."""
+    depth: int = 0
+    """How many callers are above it."""
 
 
 class AssistantData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -299,7 +306,7 @@ class CompactionData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``data`` of a ``pi.tool-result`` entry, beside its one message."""
+    """``data`` of a ``pi.tool-result`` entry, beside its one message; that of a nested call has none."""
 
     task: int
     call_id: str
@@ -316,6 +323,10 @@ class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     dropped_lines: int = 0
     """Of the output, beyond the tool's limits."""
     dropped_bytes: int = 0
+    caller: int | None = None
+    """Of a nested call: the call that made it."""
+    content: tuple[UserPart, ...] = ()
+    """Of a nested call, whose caller reads it and no model does: what the message of another has."""
 
 
 ToolErrorCode: TypeAlias = Literal[

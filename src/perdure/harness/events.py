@@ -116,6 +116,8 @@ class ToolStart(_Event, frozen=True, kw_only=True, tag="tool_start"):
     """The call's own id."""
     call_id: str
     name: str
+    caller: int | None = None
+    """The call that made this one; None: the model did."""
 
 
 class ToolUpdate(_Event, frozen=True, kw_only=True, tag="tool_update"):
@@ -140,6 +142,8 @@ class ToolEnd(_Event, frozen=True, kw_only=True, tag="tool_end"):
     is_error: bool
     code: str | None
     entry: EntryRecord
+    caller: int | None = None
+    """The call that made this one, and that its result goes to; None: the model."""
 
 
 class EntryAppended(_Event, frozen=True, kw_only=True, tag="entry"):

@@ -11,9 +11,10 @@ from typing import Any
 from perdure.harness.documents import Live, ToolInput
 from perdure.harness.environment import EnvironmentLost, EnvironmentUnusable
 from perdure.harness.foreign import cancelled_itself
-from perdure.harness.handle import CallStream, ToolCall
+from perdure.harness.handle import CallStream, MakeCall, ToolCall
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.hooks import HookCall
+from perdure.harness.nested import NestedCalls
 from perdure.harness.opened import OpenedCall, Openings
 from perdure.harness.patience import TimedOut, within
 from perdure.harness.progress import ProgressWriter
@@ -41,20 +42,22 @@ class Execution:
         progress: ProgressWriter,
         drain_ms: int,
         tracing: Tracing | None,
+        nested: NestedCalls,
     ) -> None:
         self._session = session
+        self._nested = nested
         self._openings = openings
         self._hooks = hooks
         self._progress = progress
         self._drain_ms = drain_ms
         self._tracing = tracing
 
-    async def result(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> CallResult:
+    async def result(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> CallResult:
         """Execute, after_tool, validate the result, bound it."""
         return await self.concluded(run, opened, await self._execute(run, opened))
 
     async def concluded(
-        self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall, result: ToolResult
+        self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall, result: ToolResult
     ) -> CallResult:
         """What is stored of a result, whether the tool has just given it or the outside knew it."""
         tool = opened.tool
@@ -70,10 +73,11 @@ class Execution:
         except ToolError as error:
             return bounded_result(tool_failed(str(error)), opened.stream, tool.output)
 
-    async def _execute(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> ToolResult:
+    async def _execute(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> ToolResult:
         """Run the tool's function; whatever it raises is a result."""
         tool, stream = opened.tool, opened.stream
-        handle = handle_of(run, opened, stream)
+        handle = handle_of(run, opened, stream, make_call=partial(self._nested.call, run))
+        self._nested.began(run.id)
         progress = self._progress.open(run.conversation_id, _writer(run, stream))
         stream.touch = progress.touch
         if opened.rerun:
@@ -106,8 +110,9 @@ class Execution:
         finally:
             handle.end()
             progress.close()
+            self._nested.ended(run.id)
 
-    def _tell_overdue(self, run: Run[ToolInput, None, Any], stack: str) -> None:
+    def _tell_overdue(self, run: Run[ToolInput, int | None, Any], stack: str) -> None:
         self._session.report(
             Report(
                 type="not_stopped",
@@ -119,7 +124,9 @@ class Execution:
         )
 
 
-def handle_of(run: Run[ToolInput, None, Any], opened: OpenedCall, stream: CallStream) -> ToolCall:
+def handle_of(
+    run: Run[ToolInput, int | None, Any], opened: OpenedCall, stream: CallStream, make_call: MakeCall | None = None
+) -> ToolCall:
     restarts = max(run.restarts, 1) if opened.rerun else 0
     return ToolCall(
         id=run.id,
@@ -131,10 +138,11 @@ def handle_of(run: Run[ToolInput, None, Any], opened: OpenedCall, stream: CallSt
         stream=stream,
         context=run.context.child(),
         memo=run.memo,
+        make_call=make_call,
     )
 
 
-def _writer(run: Run[ToolInput, None, Any], stream: CallStream) -> Callable[[Live], None]:
+def _writer(run: Run[ToolInput, int | None, Any], stream: CallStream) -> Callable[[Live], None]:
     key, input = str(run.id), run.input
 
     def write(live: Live) -> None:

@@ -20,6 +20,7 @@ from perdure.harness.messages import (
     UserMessage,
     decode_messages,
 )
+from perdure.harness.results import result_messages
 from perdure.kernel.context import Context
 from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.records import ConversationRecord, EntryRecord, from_raw
@@ -164,7 +165,7 @@ def _call(part: ToolCallPart) -> str:
 
 
 def _result(entry: EntryRecord) -> str:
-    return "".join(_ended(message) for message in _messages(entry) if isinstance(message, ToolResultMessage))
+    return "".join(_ended(message) for message in result_messages(entry))
 
 
 def _ended(result: ToolResultMessage) -> str:

@@ -44,7 +44,6 @@ from perdure.harness.messages import (
 from perdure.harness.model import ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NotKnown, Pinned, build_request, prepare, prepare_along
-from perdure.harness.results import live_tool
 from perdure.harness.rounds import asks_control, end_round, ended_round, round_end
 from perdure.harness.runs import (
     GENERATION,
@@ -420,15 +419,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 index=index,
                 after=tasks[-1] if one_by_one and tasks else None,
             )
-            foreseen = None
-            if input.after is None and not hooked:
-                foreseen = self._calls.foresee(run.conversation_id, agent, call.name, call.arguments)
-            if foreseen is None:
-                task = tx.create_task(ToolTask, input)
-            else:
-                task = self._calls.begin_foreseen(tx, input, foreseen, owner=run.id)
-            live.tools[str(task.id)] = live_tool(input, running=foreseen is not None)
-            tasks.append(task.id)
+            tasks.append(self._calls.begin_call(run, tx, live, agent, input, hooked=hooked).id)
         append_answer(tx, message, AssistantData(calls=tuple(tasks), attempt=pinned.attempt))
         assert live.run is not None, "the run lasts until its generation ends"
         live.run["turn"] = pinned.turn + 1

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from perdure.harness.documents import LiveTool
 from perdure.harness.output import Bounded, LiveOutput, OutputLimits
 from perdure.kernel.context import BACKGROUND, Context
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import JsonValue, copy_json, encode_json
+
+if TYPE_CHECKING:
+    from perdure.harness.tool import ToolResult
 
 MAX_DETAILS: Final = 256 * 1024
 """Bytes of JSON that ``details`` may take."""
@@ -22,6 +25,18 @@ MAX_DIAGNOSTIC: Final = 2_000
 
 class CallEnded(PerdureError):
     """A call's handle was used after its invocation had ended."""
+
+
+class CallRefused(PerdureError):
+    """A tool wanted to call a tool, and may not: too many, too deep, or not while its function runs in a harness."""
+
+
+class CallConflict(CallRefused):
+    """The key stands for another tool or other arguments."""
+
+
+MakeCall: TypeAlias = "Callable[[str, Mapping[str, JsonValue], str], Awaitable[ToolResult]]"
+"""Makes a nested call: the tool's name, the arguments, the key."""
 
 
 class CallStream:
@@ -107,6 +122,7 @@ class ToolCall:
         stream: CallStream | None = None,
         context: Context | None = None,
         memo: Callable[[str, JsonValue], Awaitable[JsonValue]] | None = None,
+        make_call: MakeCall | None = None,
     ) -> None:
         self.id = id
         """The call's own id, the one of its task. (A provider's id of it is only a label and may repeat.)"""
@@ -122,6 +138,7 @@ class ToolCall:
         """Ends with the call, also when that is stopped or takes too long: for calls that take ``context=`` (K92)."""
         self.stream = stream if stream is not None else CallStream()
         self._memo = memo
+        self._make_call = make_call
         self._memos: dict[str, JsonValue] = {}
         self._ended = False
         self._thread = threading.get_ident()
@@ -157,11 +174,30 @@ class ToolCall:
         self._apply(lambda: self.stream.add_diagnostic(clean))
 
     async def memo(self, name: str, value: JsonValue) -> JsonValue:
-        """Store a value under a name, durably; a rerun gets what the first writer of the name stored."""
+        """Store a value under a name, durably; a rerun gets what the first writer of the name stored.
+
+        Raises ValueError for a name that begins with ``pi.``, NotJson.
+        """
         self._check()
+        if name.startswith("pi."):
+            raise ValueError(f"names of memos beginning with 'pi.' are reserved: {name!r:.50}")
         if self._memo is None:
             return self._memos.setdefault(name, copy_json(value, at="memo"))
         return await self._memo(name, value)
+
+    async def call(self, name: str, arguments: Mapping[str, JsonValue] | None = None, *, key: str) -> ToolResult:
+        """Call a tool of the conversation, and return its result; errors are results too (rules H109, H340 to H346).
+
+        ``key`` names the call within this one: asked again with it, also in a rerun, the same call is found, under way
+        or ended, and its tool is not begun a second time. Several may be made at once. Cancelling this cancels the wait
+        alone; what this call has not waited for is aborted as it ends.
+
+        Raises CallConflict if the key was used for another tool or other arguments, CallRefused, NotJson.
+        """
+        self._check()
+        if self._make_call is None:
+            raise CallRefused(f"call {self.id} of {self.name!r} can call no tools here: only a running tool can")
+        return await self._make_call(name, {} if arguments is None else arguments, key)
 
     def end(self) -> None:
         """The invocation has ended: every later use raises CallEnded."""

@@ -116,6 +116,7 @@ class Harness:
             registry=self.registry,
             progress=progress,
             environment_for=self.environment_for,
+            wait=lambda id: self.tasks.wait(id, through_blocked=True),
             drain_ms=drain_ms,
             tracing=tracing,
         )

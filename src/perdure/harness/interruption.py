@@ -75,7 +75,7 @@ class Interruptions:
         self._drain_ms = drain_ms
         self._tracing = tracing
 
-    async def decide(self, run: Run[ToolInput, None, CallIntent], losses: int) -> OpenedCall | Known | Over:
+    async def decide(self, run: Run[ToolInput, int | None, CallIntent], losses: int) -> OpenedCall | Known | Over:
         """The call has an intent, and no run of this process any more: may it be run again?
 
         ``losses``: how often this process lost its environment under it.
@@ -116,7 +116,7 @@ class Interruptions:
 
     def _reopen(
         self,
-        run: Run[ToolInput, None, CallIntent],
+        run: Run[ToolInput, int | None, CallIntent],
         tool: AnyTool | None,
         agent: Agent,
         intent: CallIntent,
@@ -136,7 +136,7 @@ class Interruptions:
     # --- by asking the outside ---------------------------------------------------------------------------------
 
     async def _reconcile(
-        self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall | None
+        self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall | None
     ) -> OpenedCall | Known | Over:
         """Whatever its replay policy is: the outside knows better. A process that ends meanwhile asks again."""
         if opened is None:
@@ -156,7 +156,7 @@ class Interruptions:
         self._decided(run, "result")
         return Known(opened_to_ask, result)
 
-    async def _asked(self, run: Run[ToolInput, None, CallIntent], opened: OpenedCall) -> Done | NeverHappened | Unknown:
+    async def _asked(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> Done | NeverHappened | Unknown:
         handle = handle_of(run, opened, opened.stream)
         try:
             answer = await within(
@@ -185,7 +185,7 @@ class Interruptions:
         finally:
             handle.end()
 
-    def _tell_overdue(self, run: Run[ToolInput, None, CallIntent], stack: str) -> None:
+    def _tell_overdue(self, run: Run[ToolInput, int | None, CallIntent], stack: str) -> None:
         self._session.report(
             Report(
                 type="not_stopped",
@@ -198,7 +198,7 @@ class Interruptions:
 
     async def _interrupted(
         self,
-        run: Run[ToolInput, None, CallIntent],
+        run: Run[ToolInput, int | None, CallIntent],
         reason: str = "",
         scoped: ScopedCall | None = None,
     ) -> Over:
@@ -207,7 +207,7 @@ class Interruptions:
         text = f"{INTERRUPTED} {reason}" if reason else INTERRUPTED
         return Over(error_result("interrupted", text, stream=stream, output=output), scoped)
 
-    def _decided(self, run: Run[ToolInput, None, CallIntent], decision: CallRecovery) -> None:
+    def _decided(self, run: Run[ToolInput, int | None, CallIntent], decision: CallRecovery) -> None:
         _log.info("recovered call task=%d conversation=%d decision=%s", run.id, run.conversation_id, decision)
         if self._tracing is not None:
             self._tracing.recovered(run.id, decision)

@@ -66,7 +66,7 @@ class Openings:
 
     def open(
         self,
-        run: Run[ToolInput, None, Any],
+        run: Run[ToolInput, int | None, Any],
         tool: AnyTool,
         agent: Agent,
         values: Mapping[str, object],
@@ -90,30 +90,30 @@ class Openings:
             rerun=rerun,
         )
 
-    def environment(self, run: Run[ToolInput, None, Any], tool: AnyTool) -> ExecutionEnvironment | None:
+    def environment(self, run: Run[ToolInput, int | None, Any], tool: AnyTool) -> ExecutionEnvironment | None:
         environment = self._environment_for(run.conversation_id) if tool.uses_environment else None
         if environment is None and tool.needs_environment:
             raise Refused("tool_unavailable", "This tool needs files or commands; this conversation has none.")
         return environment
 
-    async def agent(self, run: Run[ToolInput, None, Any]) -> Agent:
+    async def agent(self, run: Run[ToolInput, int | None, Any]) -> Agent:
         return await self._session.snapshot(Agent, conversation=run.conversation_id) or Agent()
 
-    async def committed(self, run: Run[ToolInput, None, Any]) -> tuple[CallStream, Bounded]:
+    async def committed(self, run: Run[ToolInput, int | None, Any]) -> tuple[CallStream, Bounded]:
         """What the call had shown, as far as it was committed, within the limits of the tool there is now."""
         tool = self._registry.find_tool(await self.agent(run), run.input.name)
         live = await self._session.snapshot(Live, conversation=run.conversation_id)
         shown = None if live is None else live.tools.get(str(run.id))
         return committed_stream(shown, DEFAULT_LIMITS if tool is None else tool.output)
 
-    def words(self, run: Run[ToolInput, None, Any], error: Exception) -> str:
+    def words(self, run: Run[ToolInput, int | None, Any], error: Exception) -> str:
         """What the model is told of an exception in a tool."""
         if isinstance(error, PerdureError):
             return str(error)
         self.report(run, "tool_raised", "a tool raised; the call has an error result", error)
         return words_of(error)
 
-    def report(self, run: Run[ToolInput, None, Any], type: str, message: str, error: Exception) -> None:
+    def report(self, run: Run[ToolInput, int | None, Any], type: str, message: str, error: Exception) -> None:
         self._session.report(
             Report(
                 type=type,

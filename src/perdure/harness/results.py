@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -22,10 +23,10 @@ from perdure.harness.documents import (
 from perdure.harness.environment import ScopeResult
 from perdure.harness.foreign import storable_text
 from perdure.harness.handle import MAX_DETAILS, MAX_DIAGNOSTIC, MAX_DIAGNOSTICS, CallStream
-from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, encode_messages
+from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, decode_messages, encode_messages
 from perdure.harness.output import DEFAULT_LIMITS, LEAST_BYTES, Bounded, OutputLimits, bound
 from perdure.harness.tool import ToolError, ToolResult
-from perdure.kernel.records import NULL, to_raw
+from perdure.kernel.records import NULL, EntryRecord, to_raw
 from perdure.kernel.transaction import Transaction
 
 MAX_IMAGES: Final = 100
@@ -131,7 +132,7 @@ def committed_stream(live: LiveTool | None, limits: OutputLimits) -> tuple[CallS
 
 def live_tool(input: ToolInput, *, running: bool) -> LiveTool:
     """The call's place in ``pi.live``."""
-    return {
+    live: LiveTool = {
         "call_id": input.call_id,
         "name": input.name,
         "state": "running" if running else "waiting",
@@ -141,12 +142,17 @@ def live_tool(input: ToolInput, *, running: bool) -> LiveTool:
         "details": None,
         "diagnostics": [],
     }
+    if input.caller is not None:
+        live["caller"] = input.caller
+    return live
 
 
 async def write_result(
     tx: Transaction, task_id: int, conversation_id: int, input: ToolInput, result: CallResult
-) -> None:
-    """Stage all that the end of a call is."""
+) -> EntryRecord:
+    """Stage all that the end of a call is. The result of a nested call is for its caller: no model reads the entry."""
+    nested = input.caller is not None
+    control = None if nested else result.control  # the round is its caller's
     message = ToolResultMessage(
         call_id=input.call_id,
         name=input.name,
@@ -165,20 +171,22 @@ async def write_result(
         usage=result.usage,
         dropped_lines=result.dropped_lines,
         dropped_bytes=result.dropped_bytes,
-        control="handoff" if isinstance(result.control, Handoff) else result.control,
+        control="handoff" if isinstance(control, Handoff) else control,
         added_tools=result.add_tools,
+        caller=input.caller,
+        content=result.content if nested else (),
     )
-    tx.append_record(
+    entry = tx.append_record(
         TOOL_RESULT,
-        messages=encode_messages([message]),
+        messages=encode_messages([] if nested else [message]),
         data=msgspec.Raw(msgspec.json.encode(data)),
         conversation=conversation_id,
         by_task=task_id,
     )
     live = await tx.draft(Live, conversation=conversation_id)
     live.tools.pop(str(task_id), None)
-    if result.control is not None and live.run is not None:
-        handoff = result.control.text if isinstance(result.control, Handoff) else None
+    if control is not None and live.run is not None:
+        handoff = control.text if isinstance(control, Handoff) else None
         live.run.setdefault("control", []).append({"task": task_id, "handoff": handoff})
     if result.add_tools:
         await _add_tools(tx, conversation_id, result.add_tools)
@@ -187,6 +195,24 @@ async def write_result(
     known["calls"] += 1
     for name, amount in result.usage.items():
         known["usage"][name] = known["usage"].get(name, 0.0) + amount
+    return entry
+
+
+def result_messages(entry: EntryRecord) -> list[ToolResultMessage]:
+    """What a ``pi.tool-result`` says, to a model or, of a nested call, to its caller; as far as this release
+    understands it."""
+    with suppress(msgspec.MsgspecError):
+        said = [m for m in decode_messages(entry.raw_messages) if isinstance(m, ToolResultMessage)]
+        if said:
+            return said
+        data = entry.data_as(ToolResultData)
+        if data.caller is not None:
+            return [
+                ToolResultMessage(
+                    call_id=data.call_id, name=data.name, content=data.content, is_error=data.is_error, code=data.code
+                )
+            ]
+    return []
 
 
 async def _add_tools(tx: Transaction, conversation_id: int, names: Sequence[str]) -> None:

@@ -210,6 +210,15 @@ class RunTransaction(Transaction, Generic[O]):
         phase, raw = self._at(then, checkpoint)
         return self._move(Sleeping(phase=phase, raw_checkpoint=raw, until=_time(until, "until")))
 
+    def abort_owned(self, reason: str) -> None:
+        """Abort, with this commit, the ordinary work that the task owns: beside ``complete``, which alone would wait
+        for it to end by itself (rules T54, T61)."""
+        self.check_open()
+        run = self._run
+        for record in list(run.host.tree.owned(run.id, self.live_task)):
+            if not record.abort_requested:
+                self.put_task(mark(run.host, record, reason))
+
     def memo(self, name: str, value: JsonValue) -> JsonValue:
         """Like ``run.memo``, in this commit."""
         record = self._own()

@@ -279,13 +279,20 @@ def _partials(before: Records, after: Records) -> Iterator[str]:
 
 
 def _transcript(entries: list[EntryRecord]) -> Iterator[str]:
-    """Each call has exactly one result, and no answer or input comes before the round is complete (rule H59)."""
+    """Each call has exactly one result, and no answer or input comes before the round is complete (rule H59); that of a
+    nested call is for its caller alone (rule H341)."""
     open_calls: dict[int, str] = {}
     results: dict[int, int] = defaultdict(int)
     for entry in entries:
         if entry.kind == TOOL_RESULT:
             data = entry.data_as(ToolResultData)
             results[data.task] += 1
+            if data.caller is not None:
+                if entry.messages:
+                    yield f"entry {entry.id} is the result of a nested call, and has messages for a model"
+                if results[data.task] > 1:
+                    yield f"entry {entry.id} is a second result of nested call {data.task}"
+                continue
             (message,) = decode_messages(entry.raw_messages)
             if not isinstance(message, ToolResultMessage) or message.call_id != data.call_id:
                 yield f"entry {entry.id} is no result of call {data.call_id}"

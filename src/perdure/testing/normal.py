@@ -38,8 +38,8 @@ MAX_DIFFERENCES = 20
 
 BUILTIN_IDS: Mapping[str, frozenset[str]] = {
     ASSISTANT: frozenset({"calls"}),
-    TOOL_RESULT: frozenset({"task"}),
-    "pi.tool": frozenset({"after"}),
+    TOOL_RESULT: frozenset({"task", "caller"}),
+    "pi.tool": frozenset({"after", "caller", "result"}),
     "pi.inbox": frozenset({"id"}),
     "pi.live": frozenset({"task", "inputs", "run"}),
     COMPACTION: frozenset({"task", "cut", "through", "entry", "submission"}),
@@ -205,6 +205,10 @@ class _Normaliser:
         owned_conversations: dict[int | None, list[int]] = defaultdict(list)
         for task in self._records.tasks:
             owned_tasks[task.owner or task.conversation_id].append(task.id)
+        # Calls of one caller have no order but that of their keys: they may be made at once.
+        keys = {task.id: _key(task) for task in self._records.tasks}
+        for owned in owned_tasks.values():
+            owned.sort(key=lambda id: keys[id])
         for conversation in self._records.conversations:
             owned_conversations[conversation.owner].append(conversation.id)
         conversations = tasks = 0
@@ -228,8 +232,19 @@ class _Normaliser:
         return self._ranks.get(record.id, len(self._ranks))
 
     def _ordered(self, entries: list[EntryRecord]) -> list[EntryRecord]:
-        """As they are, but results after their calls, and unordered kinds last, by writer."""
-        results = {e.data_as(ToolResultData).task: e for e in entries if e.kind == TOOL_RESULT}
+        """As they are, but results after their calls, those of nested calls right before their caller's, and unordered
+        kinds last, by writer."""
+        results: dict[int, EntryRecord] = {}
+        nested: dict[int, list[EntryRecord]] = defaultdict(list)
+        for entry in entries:
+            if entry.kind == TOOL_RESULT:
+                data = entry.data_as(ToolResultData)
+                if data.caller is not None:
+                    nested[data.caller].append(entry)
+                else:
+                    results[data.task] = entry
+        below = {entry.id for made in nested.values() for entry in made}
+        entries = [entry for entry in entries if entry.id not in below]
         placed: list[EntryRecord] = []
         unordered: list[EntryRecord] = []
         moved: set[int] = set()
@@ -241,10 +256,15 @@ class _Normaliser:
                 if entry.kind == ASSISTANT:
                     calls = entry.data_as(AssistantData).calls
                     after = [results[task] for task in calls if task in results and results[task].id > entry.id]
-                    placed += after
+                    placed += (e for result in after for e in self._with_nested(result, nested))
                     moved.update(result.id for result in after)
         unordered.sort(key=lambda e: (self._ranks.get(e.by_task or 0, -1), bytes(e.raw_data), e.id))
         return placed + unordered
+
+    def _with_nested(self, result: EntryRecord, nested: Mapping[int, list[EntryRecord]]) -> list[EntryRecord]:
+        """A result behind those of the calls that its call made, by their keys."""
+        made = sorted(nested.get(result.by_task or 0, ()), key=lambda e: self._ranks.get(e.by_task or 0, -1))
+        return [*(e for entry in made for e in self._with_nested(entry, nested)), result]
 
     # --- records -----------------------------------------------------------------------------------------------
 
@@ -329,6 +349,14 @@ class _Normaliser:
         if is_id and isinstance(value, int) and not isinstance(value, bool):
             return self._label(value)
         return value
+
+
+def _key(task: TaskRecord) -> str:
+    """Of a nested call its label, which ends with its key; of others nothing."""
+    input = task.input
+    if task.kind != "pi.tool" or not isinstance(input, dict) or input.get("caller") is None:
+        return ""
+    return str(input.get("call_id"))
 
 
 def _timeless(kind: str, value: JsonValue) -> JsonValue:

@@ -13,12 +13,27 @@ from perdure.testing.scenarios.forks import FORKS
 from perdure.testing.scenarios.hooks import HOOKS
 from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.limits import LIMITS
+from perdure.testing.scenarios.nested import NESTED
 from perdure.testing.scenarios.runs import RUNS
 from perdure.testing.scenarios.tasks import TASKS
 from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
 
-ALL = (*KERNEL, *DELETION, *FORKS, *TASKS, *RUNS, *CLIENTS, *LIMITS, *COMPACTION, *TOOLS, *CONTROL, *HOOKS, *CHANCE)
+ALL = (
+    *KERNEL,
+    *DELETION,
+    *FORKS,
+    *TASKS,
+    *RUNS,
+    *CLIENTS,
+    *LIMITS,
+    *COMPACTION,
+    *TOOLS,
+    *CONTROL,
+    *NESTED,
+    *HOOKS,
+    *CHANCE,
+)
 
 SCENARIOS: Mapping[str, Scenario] = {scenario.name: scenario for scenario in ALL}
 """By name."""

@@ -166,6 +166,7 @@ def scenario(
     name: str | None = None,
     deletes: bool = False,
     steady: bool = True,
+    any_effects: bool = False,
 ) -> Scenario:
     """A scenario named after its program."""
     return Scenario(
@@ -179,4 +180,5 @@ def scenario(
         ends=ends,
         deletes=deletes,
         steady=steady,
+        any_effects=any_effects,
     )
