@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from perdure.harness.conversation import Conversation as Conversation
     from perdure.harness.documents import Agent as Agent
     from perdure.harness.environment import ExecutionEnvironment as ExecutionEnvironment
+    from perdure.harness.handle import CallConflict as CallConflict
+    from perdure.harness.handle import CallRefused as CallRefused
     from perdure.harness.handle import ToolCall as ToolCall
     from perdure.harness.harness import Harness as Harness
     from perdure.harness.hooks import Block as Block
@@ -117,7 +119,7 @@ _HOME = {
     "perdure.harness.conversation": ("Conversation",),
     "perdure.harness.documents": ("Agent",),
     "perdure.harness.environment": ("ExecutionEnvironment",),
-    "perdure.harness.handle": ("ToolCall",),
+    "perdure.harness.handle": ("CallConflict", "CallRefused", "ToolCall"),
     "perdure.harness.harness": ("Harness",),
     "perdure.harness.hooks": (
         "Block",

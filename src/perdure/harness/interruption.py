@@ -156,7 +156,9 @@ class Interruptions:
         self._decided(run, "result")
         return Known(opened_to_ask, result)
 
-    async def _asked(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> Done | NeverHappened | Unknown:
+    async def _asked(
+        self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall
+    ) -> Done | NeverHappened | Unknown:
         handle = handle_of(run, opened, opened.stream)
         try:
             answer = await within(
