@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from perdure.harness.approval import ApprovalQuestion as ApprovalQuestion
+    from perdure.harness.approval import ApprovalRefused as ApprovalRefused
+    from perdure.harness.approval import Approvals as Approvals
+    from perdure.harness.approval_rules import ApprovalRule as ApprovalRule
+    from perdure.harness.approval_rules import ArgumentBelow as ArgumentBelow
+    from perdure.harness.approval_rules import ArgumentIs as ArgumentIs
+    from perdure.harness.approval_rules import ArgumentMatches as ArgumentMatches
+    from perdure.harness.approvals import Approval as Approval
     from perdure.harness.compaction_policy import Compaction as Compaction
     from perdure.harness.control import Handoff as Handoff
     from perdure.harness.conversation import Conversation as Conversation
@@ -114,6 +122,9 @@ if TYPE_CHECKING:
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
 
 _HOME = {
+    "perdure.harness.approval": ("ApprovalQuestion", "ApprovalRefused", "Approvals"),
+    "perdure.harness.approval_rules": ("ApprovalRule", "ArgumentBelow", "ArgumentIs", "ArgumentMatches"),
+    "perdure.harness.approvals": ("Approval",),
     "perdure.harness.compaction_policy": ("Compaction",),
     "perdure.harness.control": ("Handoff",),
     "perdure.harness.conversation": ("Conversation",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from perdure.harness.cursor import CursorError as CursorError
+from perdure.harness.events import ApprovalDecided as ApprovalDecided
+from perdure.harness.events import ApprovalRequested as ApprovalRequested
 from perdure.harness.events import Blocked as Blocked
 from perdure.harness.events import BlockedTask as BlockedTask
 from perdure.harness.events import CompactionEnd as CompactionEnd
@@ -30,6 +32,8 @@ from perdure.harness.room import ViewFrame as ViewFrame
 from perdure.harness.room import ViewWatch as ViewWatch
 
 __all__ = [
+    "ApprovalDecided",
+    "ApprovalRequested",
     "Blocked",
     "BlockedTask",
     "CompactionEnd",

@@ -2,18 +2,22 @@
 
 Two commits a call: the intent, before anything is executed, and the result. ``start`` leads to the intent,
 ``execute`` from there to the result. A call that nobody has to be asked about has its intent in the commit that stores
-the model's answer (``foresee``). What a call is while this process runs it is in ``opened``, how its tool is run in
-``execution``. An ``execute`` that finds no run of this process behind its intent comes after an interruption: what may
-be done is said in ``interruption``.
+the model's answer (``foresee``). One that needs approval waits for a decision before its intent (``approval``).
+What a call is while this process runs it is in ``opened``, how its tool is run in ``execution``. An ``execute`` that
+finds no run of this process behind its intent comes after an interruption: what may be done is said in
+``interruption``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, cast
 
 import msgspec
 
+from perdure.harness.approval import APPROVAL, Approvals, Asked, Permission
 from perdure.harness.arguments import InvalidArguments, ToolDefinitionError
 from perdure.harness.documents import Agent, Live, ToolInput
 from perdure.harness.environment import EnvironmentLost, EnvironmentRefuses, EnvironmentUnusable
@@ -26,16 +30,19 @@ from perdure.harness.interruption import Interruptions, Known, Over
 from perdure.harness.nested import CALLER_ENDED, NestedCalls, WaitTask
 from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
 from perdure.harness.output import DEFAULT_LIMITS
+from perdure.harness.permission import Permissions, RuleGone, permission_of
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
 from perdure.harness.results import (
     ABORTED,
     INTERRUPTED,
     CallResult,
+    asking_tool,
     committed_stream,
     error_result,
     live_tool,
     scope_result,
+    with_edited_arguments,
     write_result,
 )
 from perdure.harness.scopes import (
@@ -49,9 +56,11 @@ from perdure.harness.scopes import (
     settle_aborted,
     view,
 )
+from perdure.harness.tool import AnyTool
 from perdure.harness.tracing import Tracing
 from perdure.kernel.errors import StaleEpochError
-from perdure.kernel.records import Orphaned, TaskRecord, to_raw
+from perdure.kernel.json import JsonValue, same_json
+from perdure.kernel.records import Orphaned, TaskRecord, from_raw, to_raw
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
@@ -76,6 +85,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         progress: ProgressWriter,
         environment_for: EnvironmentFor,
         wait: WaitTask,
+        approvals: Approvals | None = None,
         drain_ms: int = 10_000,
         tracing: Tracing | None = None,
     ) -> None:
@@ -83,6 +93,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         self._registry = registry
         self._environment_for = environment_for
         self._hooks = HookRunner(session, registry)
+        self._permissions = Permissions(session, approvals or Approvals())
         self._scopes = Scopes(session, registry, environment_for)
         self._openings = Openings(session, registry, environment_for)
         self._nested = NestedCalls(session, self._hooks, environment_for, begin=self.begin_call, wait=wait)
@@ -114,7 +125,9 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
     def foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
         """The intent of a call as its answer arrives (rule H185). None: the call's own task works it out, and tells
         what is wrong with it."""
-        return foresee(self._registry, self._environment_for, conversation_id, agent, name, arguments)
+        return foresee(
+            self._registry, self._permissions, self._environment_for, conversation_id, agent, name, arguments
+        )
 
     def begin_call(
         self, run: Run[Any, Any, Any], tx: Transaction, live: Live, agent: Agent, input: ToolInput, *, hooked: bool
@@ -158,55 +171,129 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         with self._scopes.failing():
             try:
                 opened = await self._prepare(run)
+                if self._permissions.may_ask(opened.tool) and self._permissions.needed(run, opened):
+                    return await self._ask(run, opened)
+                return await self._enter(run, opened)
             except Refused as refused:
                 return await self._finish(run, refused.result)
-            if opened.scope is None:
-                return await self._intend(run, opened)
-            lost: EnvironmentLost | None = None
-            for _ in range(MAX_CRASHES):
-                try:
-                    await opened.scope.enter(opened.call)
-                except EnvironmentRefuses as refusal:
-                    return await self._finish(run, error_result("tool_unavailable", str(refusal)))
-                except EnvironmentLost as error:
-                    lost = error
-                    continue
-                try:
-                    return await self._intend(run, opened)
-                except EnvironmentLost as error:
-                    lost = error  # nothing of the call is there yet
-                finally:
-                    if run.id not in self._opened:
-                        await leave(opened.scope, opened.call, outcome=False)
-            raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
 
     async def _prepare(self, run: Run[ToolInput, int | None, None]) -> OpenedCall:
         """Resolve, repair, validate, before_tool, validate again. Raises Refused."""
+        agent, tool = await self._resolve(run)
+        with self._refusing(run):
+            arguments = tool.signature.read(run.input.arguments)
+            arguments = await self._ask_hooks(run, agent, tool, arguments)
+            return await self._open(run, agent, tool, arguments)
+
+    async def _resolve(self, run: Run[ToolInput, int | None, Any]) -> tuple[Agent, AnyTool]:
         agent = await self._openings.agent(run)
         tool = self._registry.find_tool(agent, run.input.name)
         if tool is None:
             offered = ", ".join(other.name for other in self._registry.offered(agent)) or "none"
             raise Refused("tool_unavailable", f"There is no tool {run.input.name!r}. There are: {offered}.")
+        return agent, tool
+
+    @contextmanager
+    def _refusing(self, run: Run[ToolInput, int | None, Any]) -> Generator[None]:
+        """What is wrong with the arguments or the tool ends the call."""
         try:
-            environment = self._openings.environment(run, tool)
-            arguments = tool.signature.read(run.input.arguments)
-            asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
-            arguments, block = await self._hooks.before_tool(self._registry.hooks(agent, BeforeTool), asked)
-            if block is not None:
-                raise Refused("blocked", f"The call was blocked: {block.reason}")
-            values = tool.signature.values(arguments)
+            yield
         except InvalidArguments as error:
             raise Refused("invalid_arguments", str(error)) from None
         except ToolDefinitionError as error:
             self._openings.report(run, "tool_unusable", "a tool's definition cannot be used", error)
             raise Refused("tool_unavailable", "This tool cannot be used: its definition is faulty.") from None
+
+    async def _ask_hooks(
+        self, run: Run[ToolInput, int | None, Any], agent: Agent, tool: AnyTool, arguments: dict[str, JsonValue]
+    ) -> dict[str, JsonValue]:
+        asked = HookCall(id=run.id, conversation_id=run.conversation_id, tool=tool, arguments=arguments)
+        arguments, block = await self._hooks.before_tool(self._registry.hooks(agent, BeforeTool), asked)
+        if block is not None:
+            raise Refused("blocked", f"The call was blocked: {block.reason}")
+        return arguments
+
+    async def _open(
+        self,
+        run: Run[ToolInput, int | None, Any],
+        agent: Agent,
+        tool: AnyTool,
+        arguments: dict[str, JsonValue],
+        permission: Permission | None = None,
+    ) -> OpenedCall:
+        environment = self._openings.environment(run, tool)
+        values = tool.signature.values(arguments)
         scope = await self._scopes.of(environment)
         if scope is not None and await self._nested.held_above(run, scope):
             raise Refused("tool_unavailable", "A call above this one is at work in the same environment and holds it.")
-        intent = CallIntent(arguments=to_raw(arguments, at="arguments"), replay=tool.replay, scoped=scope is not None)
+        intent = CallIntent(
+            arguments=to_raw(arguments, at="arguments"),
+            replay=tool.replay,
+            scoped=scope is not None,
+            approval=permission,
+        )
         return self._openings.open(run, tool, agent, values, intent, environment, scope)
 
-    async def _intend(self, run: Run[ToolInput, int | None, None], opened: OpenedCall) -> Next[int | None]:
+    # --- approval ----------------------------------------------------------------------------------------------
+
+    async def _ask(self, run: Run[ToolInput, int | None, None], opened: OpenedCall) -> Next[int | None]:
+        """A rule decides, or the commit asks a person."""
+        permission = await self._permissions.by_rule(opened)
+        if permission is not None:
+            intent = msgspec.structs.replace(opened.intent, approval=permission)
+            with suppress(RuleGone):  # it was revoked just now
+                return await self._enter(run, msgspec.structs.replace(opened, intent=intent))
+        async with run.commit() as tx:
+            asked = self._permissions.question(opened, at=tx.at)
+            live = await tx.draft(Live)
+            live.tools[str(run.id)] = asking_tool(run.input, asked)
+            return tx.wait_signal(APPROVAL, self.approval, asked, deadline=asked.expires_at)
+
+    async def approval(self, run: Run[ToolInput, int | None, Asked]) -> Next[int | None]:
+        """A decision is there, or the question has expired (rules H110 to H114)."""
+        with self._scopes.failing():
+            try:
+                return await self._enter(run, await self._allowed(run))
+            except Refused as refused:
+                return await self._finish(run, refused.result)
+
+    async def _allowed(self, run: Run[ToolInput, int | None, Asked]) -> OpenedCall:
+        """The call as it was allowed. Raises Refused."""
+        decision = self._permissions.decided(run)
+        agent, tool = await self._resolve(run)
+        with self._refusing(run):
+            arguments = decision.arguments
+            if arguments is None:
+                arguments = cast("dict[str, JsonValue]", from_raw(run.checkpoint.arguments))
+            elif not same_json(await self._ask_hooks(run, agent, tool, arguments), arguments):
+                # What would run then is not what was allowed.
+                raise Refused("blocked", "The call was blocked: a check would change the arguments that were allowed.")
+            permission = permission_of(run.checkpoint, decision, tool.name, arguments)
+            return await self._open(run, agent, tool, arguments, permission)
+
+    async def _enter(self, run: Run[ToolInput, int | None, Any], opened: OpenedCall) -> Next[int | None]:
+        """The environment's scope, if it has one, takes the call up before its intent. Raises Refused, RuleGone."""
+        if opened.scope is None:
+            return await self._intend(run, opened)
+        lost: EnvironmentLost | None = None
+        for _ in range(MAX_CRASHES):
+            try:
+                await opened.scope.enter(opened.call)
+            except EnvironmentRefuses as refusal:
+                return await self._finish(run, error_result("tool_unavailable", str(refusal)))
+            except EnvironmentLost as error:
+                lost = error
+                continue
+            try:
+                return await self._intend(run, opened)
+            except EnvironmentLost as error:
+                lost = error  # nothing of the call is there yet
+            finally:
+                if run.id not in self._opened:
+                    await leave(opened.scope, opened.call, outcome=False)
+        raise EnvironmentUnusable(f"the environment went away {MAX_CRASHES} times before one call") from lost
+
+    async def _intend(self, run: Run[ToolInput, int | None, Any], opened: OpenedCall) -> Next[int | None]:
         """What the tool prepares for its intent, and the intent."""
         tool = opened.tool
         handle = handle_of(run, opened, CallStream())
@@ -225,9 +312,11 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
 
     # From any checkpoint on, here and below: what a phase does there does not rest on it.
     async def _commit_intent(self, run: Run[ToolInput, int | None, Any], opened: OpenedCall) -> Next[int | None]:
-        """The commit that allows the execution."""
+        """The commit that allows the execution. Raises Refused, RuleGone."""
         try:
             async with run.commit() as tx:
+                if opened.intent.approval is not None and not isinstance(run.checkpoint, CallIntent):
+                    await self._permissions.check(tx, run, opened.intent)
                 if opened.scope is not None:
                     data = await opened.scope.before_intent(tx, opened.call)
                     opened = msgspec.structs.replace(
@@ -294,6 +383,9 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         self, run: Run[ToolInput, int | None, Any], result: CallResult, scoped: ScopedCall | None = None
     ) -> Next[int | None]:
         """The commit that ends the call."""
+        intent = run.checkpoint
+        if isinstance(intent, CallIntent) and intent.approval is not None and intent.approval.edited:
+            result = with_edited_arguments(result, intent.arguments)
         try:
             async with run.commit() as tx:
                 if scoped is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from perdure.harness.approvals import Approval, approval, pending
 from perdure.harness.compaction import begin
 from perdure.harness.compaction_policy import check_enabled, check_size
 from perdure.harness.documents import Agent, Live, Meta, UsageTotals
@@ -182,6 +183,12 @@ class Conversation:
         """Whether a run goes on, from the commit that admitted its input to that of its last outcome (rule H15)."""
         live = await self._harness.session.snapshot(Live, conversation=self.id, context=context)
         return live is not None and live.run is not None
+
+    async def approvals(self, *, context: Context | None = None) -> list[Approval]:
+        """Its calls that wait for a decision, by task. As ``Harness.approvals``."""
+        harness = self._harness
+        found = await bounded(pending(harness.session, conversation_id=self.id), context)
+        return [approval(harness, question) for question in found]
 
     # --- settings ----------------------------------------------------------------------------------------------
 

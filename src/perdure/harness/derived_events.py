@@ -28,6 +28,8 @@ from perdure.harness.documents import (
     ToolTotals,
 )
 from perdure.harness.events import (
+    ApprovalDecided,
+    ApprovalRequested,
     CompactionEnd,
     CompactionOutcome,
     CompactionRetry,
@@ -208,7 +210,11 @@ def _tools(
         return
     for key, tool in now.items():
         old = was.get(key)
-        if tool is old or tool["state"] != "running":
+        if tool is old:
+            continue
+        if tool["state"] == "approval":
+            yield from _approval(int(key), old, tool, seq)
+        if tool["state"] != "running":
             continue
         if old is None or old["state"] != "running":
             yield ToolStart(
@@ -217,6 +223,24 @@ def _tools(
         update = _update(int(key), old, tool, seq)
         if update is not None:
             yield update
+
+
+def _approval(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> Iterator[Event]:
+    now = tool.get("approval")
+    assert now is not None, "it is set with the state"
+    was = None if old is None else old.get("approval")
+    if was is None:
+        yield ApprovalRequested(
+            seq=seq,
+            task=task,
+            call_id=tool["call_id"],
+            name=tool["name"],
+            arguments=now["arguments"],
+            digest=now["digest"],
+            expires_at=now["expires_at"],
+        )
+    if now["decision"] is not None and (was is None or was["decision"] is None):
+        yield ApprovalDecided(seq=seq, task=task, **now["decision"])
 
 
 def _update(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> ToolUpdate | None:

@@ -117,12 +117,37 @@ class LiveMessage(TypedDict):
     content: list[LivePart]
 
 
+class LiveDecision(TypedDict):
+    """What was decided about a call that waits for approval."""
+
+    allow: bool
+    reason: str
+    by: str | None
+    edited: bool
+    """The arguments were changed."""
+
+
+class LiveApproval(TypedDict):
+    """What is asked about a call."""
+
+    arguments: JsonValue
+    """The exact ones, after before_tool."""
+    digest: str
+    asked_at: int
+    expires_at: int
+    decision: LiveDecision | None
+    """None: it is still asked."""
+
+
 class LiveTool(TypedDict):
     """A tool call on its way, by task id."""
 
     call_id: str
     name: str
-    state: Literal["waiting", "running"]
+    state: Literal["waiting", "approval", "running"]
+    """It waits for another call; for a decision, or for the intent after one; its intent is committed."""
+    approval: NotRequired[LiveApproval]
+    """In the state approval."""
     output: str
     dropped_lines: int
     dropped_bytes: int
@@ -330,7 +355,15 @@ class ToolResultData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 ToolErrorCode: TypeAlias = Literal[
-    "tool_unavailable", "invalid_arguments", "blocked", "interrupted", "aborted", "tool_error", "timeout"
+    "tool_unavailable",
+    "invalid_arguments",
+    "blocked",
+    "denied",
+    "expired",
+    "interrupted",
+    "aborted",
+    "tool_error",
+    "timeout",
 ]
 UnansweredReason: TypeAlias = Literal[
     "aborted",

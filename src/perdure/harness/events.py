@@ -146,6 +146,31 @@ class ToolEnd(_Event, frozen=True, kw_only=True, tag="tool_end"):
     """The call that made this one, and that its result goes to; None: the model."""
 
 
+class ApprovalRequested(_Event, frozen=True, kw_only=True, tag="approval_requested"):
+    """A call waits for a decision (rule H268): ``harness.decide(event.task, digest=event.digest, allow=...)``."""
+
+    task: int
+    call_id: str
+    name: str
+    arguments: JsonValue
+    """The exact ones it would run with."""
+    digest: str
+    """Of these."""
+    expires_at: int
+    """ms UTC."""
+
+
+class ApprovalDecided(_Event, frozen=True, kw_only=True, tag="approval_decided"):
+    """What was decided about it. The call goes on, or ends denied."""
+
+    task: int
+    allow: bool
+    reason: str
+    by: str | None
+    edited: bool
+    """It is to run with other arguments than those that were asked about."""
+
+
 class EntryAppended(_Event, frozen=True, kw_only=True, tag="entry"):
     """An entry that is neither an answer nor a result: an input, a reset, the prompt, an application's own."""
 
@@ -238,6 +263,8 @@ Event: TypeAlias = (
     | ToolStart
     | ToolUpdate
     | ToolEnd
+    | ApprovalRequested
+    | ApprovalDecided
     | EntryAppended
     | InboxChanged
     | Retry
@@ -336,6 +363,8 @@ def _own(event: Event) -> Event:
     match event:
         case InboxChanged() | UsageChanged():
             return copy.deepcopy(event)
+        case ApprovalRequested():
+            return msgspec.structs.replace(event, arguments=copy_json(event.arguments))
         case ToolUpdate() if event.details is not None:
             return msgspec.structs.replace(event, details=copy_json(event.details))
         case _:

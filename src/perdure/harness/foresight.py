@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.harness.documents import Agent
 from perdure.harness.environment import ExecutionEnvironment
+from perdure.harness.permission import Permissions
 from perdure.harness.registry import Registry
 from perdure.harness.scopes import CallIntent, EnvironmentFor
 from perdure.harness.tool import AnyTool
@@ -28,22 +29,24 @@ class Foreseen:
 
 def foresee(
     registry: Registry,
+    permissions: Permissions,
     environment_for: EnvironmentFor,
     conversation_id: int,
     agent: Agent,
     name: str,
     arguments: msgspec.Raw,
 ) -> Foreseen | None:
-    """The call, if no intent function or scope has to be asked before its intent, and nothing is wrong with it. That no
-    hook has to be asked is known."""
+    """The call, if no intent function, scope or person has to be asked before its intent, and nothing is wrong with it.
+    That no hook has to be asked is known."""
     try:
-        return _foresee(registry, environment_for, conversation_id, agent, name, arguments)
+        return _foresee(registry, permissions, environment_for, conversation_id, agent, name, arguments)
     except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
         return None
 
 
 def _foresee(
     registry: Registry,
+    permissions: Permissions,
     environment_for: EnvironmentFor,
     conversation_id: int,
     agent: Agent,
@@ -51,7 +54,7 @@ def _foresee(
     arguments: msgspec.Raw,
 ) -> Foreseen | None:
     tool = registry.find_tool(agent, name)
-    if tool is None or tool.prepares_intent:
+    if tool is None or tool.prepares_intent or permissions.may_ask(tool):
         return None
     environment = environment_for(conversation_id) if tool.uses_environment else None
     if environment is not None and environment.scope is not None:

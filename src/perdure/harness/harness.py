@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from perdure.harness.approval import Approvals
+from perdure.harness.approval_rules import ApprovalRule, ApprovalRules, add_rule, remove_rule, rules_of
+from perdure.harness.approvals import Approval, Wanted, approval, decide, pending
 from perdure.harness.calls import ToolTask
 from perdure.harness.compaction import CompactionTask
 from perdure.harness.compaction_policy import Compaction
@@ -83,6 +86,7 @@ class Harness:
         drain_ms: int,
         limits: Limits | None,
         conversation_limits: Limits | None,
+        approvals: Approvals | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
         self.session = session
@@ -117,6 +121,7 @@ class Harness:
             progress=progress,
             environment_for=self.environment_for,
             wait=lambda id: self.tasks.wait(id, through_blocked=True),
+            approvals=approvals,
             drain_ms=drain_ms,
             tracing=tracing,
         )
@@ -153,6 +158,7 @@ class Harness:
         compaction_by_model: Mapping[str, Compaction] | None = None,
         limits: Limits | None = None,
         conversation_limits: Limits | None = None,
+        approvals: Approvals | None = None,
         restart_limit: int = RESTART_LIMIT,
         drain_ms: int = 10_000,
         line_bound_ms: int = 1_000,
@@ -181,6 +187,8 @@ class Harness:
             name; by default they are, as ``Compaction()`` says.
         limits: what all conversations together may spend, those that were deleted too; see ``set_limits``.
         conversation_limits: what each may spend, as far as it has no limits of its own.
+        approvals: which calls a person has to allow beside those of tools that say so themselves, and how long a call
+            waits for that (rule H300).
         restart_limit: how often a task may be cut off by crashes before it is parked.
         epoch: the fence this host writes, higher than any before; without it the last one plus 1.
         takeover: also of a store that another host has open. That one adds nothing from here on and stops with
@@ -227,6 +235,7 @@ class Harness:
                     drain_ms=drain_ms,
                     limits=limits,
                     conversation_limits=conversation_limits,
+                    approvals=approvals,
                     telemetry=telemetry,
                 )
                 harness.registry.install(*extensions)
@@ -431,6 +440,52 @@ class Harness:
         Raises NotFound, TaskEnded, NotJson.
         """
         return await self.tasks.send_signal(task, name, value, context=context)
+
+    # --- approvals ---------------------------------------------------------------------------------------------
+
+    async def approvals(self, *, context: Context | None = None) -> list[Approval]:
+        """Calls that wait for a decision, by task; also of a store that another process has (rule H111). Runs nothing.
+
+        Those that are decided, or have expired, are not listed any more.
+        """
+        return [approval(self, question) for question in await bounded(pending(self.session), context)]
+
+    async def decide(
+        self,
+        task: int,
+        *,
+        allow: bool,
+        digest: str,
+        reason: str = "",
+        arguments: dict[str, JsonValue] | None = None,
+        by: str | None = None,
+        context: Context | None = None,
+    ) -> bool:
+        """Decide about a waiting call, durably; False if that was done already: the first decision stands (H112, H303).
+
+        ``digest``: of the arguments it is about (``Approval.digest``). ``arguments``: those it is to run with instead.
+        A process that does not have the store open sends the same through its mailbox: ``perdure approvals``.
+
+        Raises NotFound; ApprovalRefused for other arguments than those that are asked about, and for a question that
+        has expired or whose call has ended; InvalidArguments for edited ones that do not fit the tool.
+        """
+        wanted = Wanted(task=task, allow=allow, digest=digest, reason=reason, arguments=arguments, by=by)
+        async with self.session.commit(context=context) as tx:
+            return await decide(self, tx, wanted)
+
+    async def approval_rules(self, *, context: Context | None = None) -> list[ApprovalRule]:
+        """The rules that decide calls in place of a person, the oldest first (rule H306)."""
+        return rules_of(await self.session.snapshot(ApprovalRules, context=context))
+
+    async def add_approval_rule(self, rule: ApprovalRule, *, context: Context | None = None) -> ApprovalRule:
+        """Let a rule decide calls from now on; those that are asked about already still are. Returns it with its id."""
+        async with self.session.commit(context=context) as tx:
+            return await add_rule(tx, rule)
+
+    async def remove_approval_rule(self, id: int, *, context: Context | None = None) -> ApprovalRule:
+        """Revoke a rule: it decides no call whose intent is not committed yet (rule H308). Raises NotFound."""
+        async with self.session.commit(context=context) as tx:
+            return await remove_rule(tx, id)
 
     # --- upkeep ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,10 @@ and one that was posted to a closed store is done at the next open.
   ``{submission}``, to withdraw it; the answer is ``{aborted}``
 - ``delete``: ``{conversations, abort?}``; the answer is ``{deleted}``, all that went
 - ``signal``: ``{task, name, value}``; the answer is ``{first}``
+- ``approval``: ``{task, allow, digest, reason?, arguments?, by?}``, a decision; the answer is ``{first}``. One with
+  edited arguments is left for an opening that has the tool
+- ``approval-rule``: ``{add: {tool, effect?, arguments?, only?, by?, note?}}`` or ``{remove: id}``; the answer is
+  ``{id}``
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.harness.approval_rules import ApprovalRule, add_rule, remove_rule
+from perdure.harness.approvals import Wanted, asked_of, decide, missing_tool
 from perdure.harness.deletion import delete_conversations
 from perdure.harness.documents import Live
 from perdure.harness.inbox import InputMode, input_content, withdraw, withdraw_one
@@ -61,6 +67,11 @@ class DeleteMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     abort: bool = False
 
 
+class RuleMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    add: ApprovalRule | None = None
+    remove: int | None = None
+
+
 class _Refused(PerdureError):
     """The request makes no sense, or is about what is no longer there."""
 
@@ -75,6 +86,8 @@ class Mailroom:
             "abort": self._abort,
             "delete": self._delete,
             "signal": self._signal,
+            "approval": self._approval,
+            "approval-rule": self._approval_rule,
         }
         self._seen = 0
         """The newest request that was taken up."""
@@ -142,6 +155,29 @@ class Mailroom:
         async with self._harness.session.commit() as tx:
             first = await self._harness.tasks.put_signal(tx, wanted.task, wanted.name, value)
             tx.reply(mail.id, ok=True, result={"first": first})
+
+    async def _approval(self, mail: Mail) -> None:
+        wanted = msgspec.json.decode(mail.body, type=Wanted)
+        harness = self._harness
+        record = harness.session.live.staged.get(wanted.task)
+        asks = record is not None and asked_of(record) is not None
+        if wanted.arguments is not None and record is not None and asks and missing_tool(harness, record):
+            return
+        async with harness.session.commit() as tx:
+            first = await decide(harness, tx, wanted)
+            tx.reply(mail.id, ok=True, result={"first": first})
+
+    async def _approval_rule(self, mail: Mail) -> None:
+        wanted = msgspec.json.decode(mail.body, type=RuleMail)
+        if (wanted.add is None) == (wanted.remove is None):
+            raise _Refused("either add or remove is given")
+        async with self._harness.session.commit() as tx:
+            if wanted.add is not None:
+                rule = await add_rule(tx, wanted.add)
+            else:
+                assert wanted.remove is not None, "one of them is given"
+                rule = await remove_rule(tx, wanted.remove)
+            tx.reply(mail.id, ok=True, result={"id": rule.id})
 
     async def _abort(self, mail: Mail) -> None:
         wanted = msgspec.json.decode(mail.body, type=AbortMail)

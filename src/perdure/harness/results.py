@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from perdure.harness.approval import Asked
 from perdure.harness.control import Control, Handoff
 from perdure.harness.documents import (
     TOOL_RESULT,
@@ -26,7 +27,7 @@ from perdure.harness.handle import MAX_DETAILS, MAX_DIAGNOSTIC, MAX_DIAGNOSTICS,
 from perdure.harness.messages import Image, Text, ToolResultMessage, UserPart, decode_messages, encode_messages
 from perdure.harness.output import DEFAULT_LIMITS, LEAST_BYTES, Bounded, OutputLimits, bound
 from perdure.harness.tool import ToolError, ToolResult
-from perdure.kernel.records import NULL, EntryRecord, to_raw
+from perdure.kernel.records import NULL, EntryRecord, from_raw, to_raw
 from perdure.kernel.transaction import Transaction
 
 MAX_IMAGES: Final = 100
@@ -105,6 +106,12 @@ def error_result(
     )
 
 
+def with_edited_arguments(result: CallResult, arguments: msgspec.Raw) -> CallResult:
+    """The result of a call whose arguments a person changed: the model is told with what it ran."""
+    words = f"The arguments of this call were changed before it was allowed. It ran with: {bytes(arguments).decode()}"
+    return replace(result, content=(Text(bound(words, WORDS).text), *result.content))
+
+
 def tool_failed(text: str) -> ToolResult:
     """What a tool gives whose code failed."""
     return ToolResult(text, is_error=True, code="tool_error")
@@ -144,6 +151,20 @@ def live_tool(input: ToolInput, *, running: bool) -> LiveTool:
     }
     if input.caller is not None:
         live["caller"] = input.caller
+    return live
+
+
+def asking_tool(input: ToolInput, asked: Asked) -> LiveTool:
+    """The place in ``pi.live`` of a call that waits for a decision."""
+    live = live_tool(input, running=False)
+    live["state"] = "approval"
+    live["approval"] = {
+        "arguments": from_raw(asked.arguments),
+        "digest": asked.digest,
+        "asked_at": asked.asked_at,
+        "expires_at": asked.expires_at,
+        "decision": None,
+    }
     return live
 
 

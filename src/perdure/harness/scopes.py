@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from perdure.harness.approval import Permission
 from perdure.harness.documents import Agent, ToolInput
 from perdure.harness.environment import (
     CallOutcome,
@@ -54,6 +55,8 @@ class CallIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope_data: msgspec.Raw = NULL
     crashes: int = 0
     """How many attempts before this one ended with their process."""
+    approval: Permission | None = None
+    """By what it was allowed; None: nobody had to be asked."""
 
 
 class CallView(msgspec.Struct, frozen=True, kw_only=True):

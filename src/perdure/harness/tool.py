@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, 
 
 import msgspec
 
+from perdure.harness.approval import RequiresApproval
 from perdure.harness.arguments import InvalidArguments, Signature, ToolDefinitionError
 from perdure.harness.control import MOST_ADDED, Control, Handoff
 from perdure.harness.docstring import split_docstring
@@ -147,6 +148,7 @@ class ToolDefinition(Generic[P, R_co]):
     effects: Effects = "world"
     adoptable: bool = False
     timeout_ms: int | None = None
+    requires_approval: RequiresApproval = False
     result: object = None
     """The type that results are checked against; None: any."""
     signature: Signature = field(repr=False)
@@ -159,6 +161,9 @@ class ToolDefinition(Generic[P, R_co]):
                 raise ValueError(f"tool {self.name!r}: {option} is one of {get_args(choices)}, not {value!r}")
         if self.timeout_ms is not None and self.timeout_ms <= 0:
             raise ValueError(f"tool {self.name!r}: timeout_ms must be positive, not {self.timeout_ms}")
+        asks = self.requires_approval
+        if not isinstance(asks, bool) and (not callable(asks) or inspect.iscoroutinefunction(asks)):
+            raise ValueError(f"tool {self.name!r}: requires_approval is a bool or a plain function, not {asks!r}")
         if self.adoptable and self.effects == "world":
             raise ValueError(f"tool {self.name!r}: only what stays in its environment is adoptable")
         # A dataclass's own docstring would hide the function's.
@@ -330,6 +335,7 @@ def tool(
     effects: Effects = "world",
     adoptable: bool = False,
     timeout_ms: int | None = None,
+    requires_approval: RequiresApproval = False,
 ) -> Callable[[Callable[P, R]], ToolDefinition[P, R]]: ...
 def tool(
     function: Callable[P, R] | None = None,
@@ -344,6 +350,7 @@ def tool(
     effects: Effects = "world",
     adoptable: bool = False,
     timeout_ms: int | None = None,
+    requires_approval: RequiresApproval = False,
 ) -> ToolDefinition[P, R] | Callable[[Callable[P, R]], ToolDefinition[P, R]]:
     """Make a tool of a function whose parameters are annotated, async or not.
 
@@ -362,6 +369,8 @@ def tool(
     - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything.
     - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
     - ``timeout_ms``: after this the function is cancelled and the call ends ``timeout``.
+    - ``requires_approval``: whether a person, or a rule, has to allow each call; or a function that says so of one, as
+      an ApprovalQuestion. See ``Harness.approvals()``.
 
     Raises ToolDefinitionError or ValueError for a function or an option that makes no tool.
     """
@@ -380,6 +389,7 @@ def tool(
             effects=effects,
             adoptable=adoptable,
             timeout_ms=timeout_ms,
+            requires_approval=requires_approval,
             signature=Signature(function, name=named, descriptions=parameters, local_names=local_names),
         )
 
