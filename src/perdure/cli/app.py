@@ -103,6 +103,12 @@ def chat(
     limit_turns: Annotated[
         int | None, typer.Option(help="How many answers of the model a conversation may have in all.")
     ] = None,
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOOL", help="Ask before each call of this tool, or of those a pattern names; may be repeated."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Go on in the conversation of that name, or make one.")] = None,
     conversation: Annotated[str | None, typer.Option(help="Go on in this one: its id or name.")] = None,
     resume: Annotated[bool, typer.Option("--continue", help="Go on in the newest conversation.")] = False,
@@ -142,6 +148,7 @@ def chat(
         thinking=thinking,
         limit_usd=limit_usd,
         limit_turns=limit_turns,
+        ask=tuple(ask or ()),
         name=name,
         conversation=conversation,
         resume=resume,

@@ -19,6 +19,7 @@ from rich.text import Text
 from perdure.cli.compactions import compaction_lines
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
 from perdure.cli.text import printable, size, when
+from perdure.harness.approval import APPROVAL
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
@@ -230,7 +231,8 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
     words: list[str] = []
     if isinstance(state, Waiting):
         if state.signal is not None:
-            words.append(f"waits for the signal {state.signal!r}")
+            asks = record.kind == TOOL_TASK and state.signal == APPROVAL
+            words.append("waits to be allowed or denied" if asks else f"waits for the signal {state.signal!r}")
             if state.deadline is not None:
                 words.append(f"until {when(state.deadline)}")
         else:

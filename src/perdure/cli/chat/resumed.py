@@ -77,6 +77,8 @@ def _recovered(since: int, space: SpaceState | None) -> list[Line]:
 def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
+    if tool["state"] == "approval":
+        return [line("  waits to be allowed; nothing of it was done", "warning")]
     lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"])
     if in_space and known is not None and known.effects == "space":

@@ -31,6 +31,7 @@ from perdure.cli.stores import chosen, default_store, make_room, name_of, named,
 from perdure.cli.style import Style, colours_of, line
 from perdure.cli.text import printable
 from perdure.events import Snapshot
+from perdure.harness.approval import Approvals
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Agent, Inbox, Live
 from perdure.harness.harness import Harness
@@ -66,6 +67,8 @@ class Options:
     thinking: str | None
     limit_usd: float | None
     limit_turns: int | None
+    ask: tuple[str, ...]
+    """Tools, or patterns of their names, whose calls the user has to allow."""
     name: str | None
     conversation: str | None
     resume: bool
@@ -111,6 +114,7 @@ async def chat(options: Options) -> int:
         environment=places.environment_of,
         instructions=INSTRUCTIONS,
         conversation_limits=limits,
+        approvals=Approvals(tools=options.ask),
         takeover=options.takeover,
         on_report=terminal.report,
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 from perdure.cli.chat.commands import Command, help_lines, level, parse
 from perdure.cli.chat.models import Catalogue
+from perdure.cli.chat.questions import answer, reply_of
 from perdure.cli.chat.screen import Screen, whole_input
 from perdure.cli.chat.story import Story
 from perdure.cli.chat.terminal import LineReader
@@ -126,26 +127,46 @@ class Chat:
 
     async def _answer_lines(self, events: Events, reader: LineReader, first: str | None) -> None:
         try:
-            await self._tell_until_idle(events)
+            await self._tell_until_idle(events, reader)
             text = first if first is not None else await whole_input(reader)
             while text is not None:
                 submission = await self._do(text, steer=False)
                 if submission is not None:
                     while not self._story.has_ended(submission.id) and not self._story.stuck:
+                        if self._story.questions.first is not None and not await self._answered(reader):
+                            return
                         await self._tell_next(events)
                     if await submission.status() != "done":
                         self.code = self.code or 1
                 if self.code == INTERRUPTED or self._left.is_set():
                     return
                 text = await whole_input(reader)
-            await self._tell_until_idle(events)
+            await self._tell_until_idle(events, reader)
         except (WatchEnded, SessionFailed) as ended:
             self._fail(ended)
 
-    async def _tell_until_idle(self, events: Events) -> None:
+    async def _tell_until_idle(self, events: Events, reader: LineReader) -> None:
         """One run's end may be the next one's beginning: the conversation is asked, too."""
         while (self._story.busy or await self._conversation.busy()) and not self._story.stuck:
+            if self._story.questions.first is not None and not await self._answered(reader):
+                self.leave()
+                return
             await self._tell_next(events)
+
+    async def _answered(self, reader: LineReader) -> bool:
+        """The next lines are about the call that waits, until one decides; False: there are no more."""
+        question = self._story.questions.first
+        while question is not None and self._story.questions.first is question:
+            text = await whole_input(reader)
+            if text is None:
+                self._screen.put(line("Left while a call waits for your word; it still does.", "warning"))
+                self.code = self.code or 1
+                return False
+            if reply_of(text) is None:
+                self._screen.put(line("! a call waits for your word: y, n [why] or always", "error"))
+            else:
+                await self._do(text, steer=False)
+        return True
 
     async def _tell_next(self, events: Events) -> None:
         self._story.tell(await anext(events))
@@ -191,6 +212,11 @@ class Chat:
     async def _do(self, text: str, *, steer: bool) -> Submission | None:
         """Do what was typed. What cannot be done is said, and changes nothing."""
         try:
+            question, reply = self._story.questions.first, reply_of(text)
+            if question is not None and reply is not None:
+                self._screen.put(*await answer(self._harness, question, reply))
+                self._story.questions.over(question.task)
+                return None
             said = parse(text, steer=steer)
             if isinstance(said, Command):
                 await self._command(said)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from perdure.cli.chat.questions import HOW, Questions
 from perdure.cli.chat.scene import Queued, Scene, parts_of, queued_of, rest_of
 from perdure.cli.chat.screen import Screen
 from perdure.cli.chat.usage import spent
@@ -31,6 +32,8 @@ from perdure.cli.entries import (
 from perdure.cli.style import Line, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.events import (
+    ApprovalDecided,
+    ApprovalRequested,
     Blocked,
     CompactionEnd,
     CompactionRetry,
@@ -121,6 +124,7 @@ class Story:
         """An abort is under way."""
         self.stuck = False
         """The run cannot go on by itself."""
+        self.questions = Questions()
         self._task: int | None = None
         self._inputs: tuple[int, ...] = ()
         self._seen = 0
@@ -179,6 +183,7 @@ class Story:
         self._queue = {item["id"]: queued_of(item) for item in scene.queued}
         self._usage = self._usage_before = scene.usage
         self._tell_blocked(scene)
+        self._screen.put(*self.questions.take_over(scene.tools))
         self._tell_ready()
 
     def call_of(self, task: int, tool: LiveTool) -> Call:
@@ -235,6 +240,12 @@ class Story:
                 self._tool_update(event)
             case ToolEnd():
                 self._tool_end(event.task, event.entry)
+            case ApprovalRequested():
+                self._screen.end_stream()
+                self._screen.put(*self.questions.asked(event))
+                self._screen.ready()
+            case ApprovalDecided():
+                self._screen.put(*self.questions.decided(event))
             case EntryAppended():
                 self._entry(event.entry)
             case InboxChanged():
@@ -391,6 +402,7 @@ class Story:
 
     def _tool_end(self, task: int, entry: EntryRecord) -> None:
         self._seen = max(self._seen, entry.id)
+        self.questions.over(task)
         data = entry.data_as(ToolResultData)
         running = self._running.pop(task, None)
         call = self._calls.pop(task, Call(data.name))
@@ -465,6 +477,7 @@ class Story:
         if scene.message is not None:
             self._stream_on(parts_of(scene.message))
         self._inbox(scene.queued)
+        self._screen.put(*self.questions.take_over(scene.tools))
         if scene.retry is not None:
             self._retry(scene.retry["code"], scene.retry["message"], scene.retry["until"])
         self._tell_blocked(scene)
@@ -507,6 +520,8 @@ class Story:
             return (("warning", "● stopping"), ("dim", " · Ctrl-C again leaves"))
         if self.stuck:
             return (("error", "● blocked"), ("dim", " · Ctrl-C aborts · /quit leaves"))
+        if self.questions.first is not None:
+            return (("warning", f"? {one_line(self.questions.first.name)}"), ("dim", f" · {HOW} · Ctrl-C aborts"))
         if self.busy:
             return (("good", "● working"), ("dim", " · Enter queues · ! or Ctrl-S steers · Ctrl-C aborts"))
         if self.waiting_inputs:
