@@ -90,9 +90,11 @@ class RunLog:
         session.observe(self._observe)
 
     def _observe(self, settled: Settled) -> None:
-        if any(logger.isEnabledFor(level) for logger, level in _LEVELS):
-            with suppress(Exception):  # a filter of the host's; the commit has settled
-                self._tell(settled)
+        for logger, level in _LEVELS:
+            if logger.isEnabledFor(level):
+                with suppress(Exception):  # a filter of the host's; the commit has settled
+                    self._tell(settled)
+                return
 
     def _tell(self, settled: Settled) -> None:
         batch = settled.batch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from typing import cast
 
 import msgspec
 from msgspec import structs
@@ -36,8 +37,10 @@ def countable(usage: object) -> Usage | None:
     """What a provider told of an attempt, or None for what no totals can hold: adapters pass on what servers say."""
     if not isinstance(usage, Usage):
         return None
-    counts: tuple[object, ...] = structs.astuple(usage)
-    return usage if all(type(count) is int and 0 <= count <= MOST_TOKENS for count in counts) else None
+    for count in cast("tuple[object, ...]", structs.astuple(usage)):
+        if type(count) is not int or not 0 <= count <= MOST_TOKENS:
+            return None
+    return usage
 
 
 def add_attempt(totals: UsageTotals, attempt: Attempt) -> None:
@@ -57,9 +60,12 @@ def add_attempt(totals: UsageTotals, attempt: Attempt) -> None:
         return
     entry["input"] += usage.input
     entry["output"] += usage.output
-    entry["cache_read"] += usage.cache_read
-    entry["cache_write"] += usage.cache_write
-    entry["reasoning"] += usage.reasoning
+    if usage.cache_read:
+        entry["cache_read"] += usage.cache_read
+    if usage.cache_write:
+        entry["cache_write"] += usage.cache_write
+    if usage.reasoning:
+        entry["reasoning"] += usage.reasoning
 
 
 def unpriced_of(totals: ModelTotals) -> int:

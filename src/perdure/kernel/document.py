@@ -274,6 +274,8 @@ class Document:
         stored = self._value[name]
         if not isinstance(stored, (list, dict)):
             return stored
+        if not stored and name not in self.definition.schema.structs:
+            return type(stored)()
         if name not in self._copies:
             schema = self.definition.schema
             schema.types()

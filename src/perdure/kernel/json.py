@@ -62,7 +62,7 @@ def copy_json(value: object, *, at: str = "$", path: JsonPath = ()) -> JsonValue
 
     ``path`` is where the copy will stand below ``at``: it goes into the error and counts as depth.
     """
-    if type(value) is str and value.isascii():
+    if value is None or (type(value) is str and value.isascii()):
         return value
     try:
         return _walk(value, len(path), True)
