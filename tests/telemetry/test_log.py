@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from harness.kit import Hold, opened
+from harness.kit import Hold, Reports, opened
 from perdure import MemoryStorage, RetryPolicy, Unanswered, tool
 from perdure.harness.handle import ToolCall
 from perdure.testing.model import ScriptedModel, call, fail, say
@@ -16,6 +16,12 @@ from perdure.testing.model import ScriptedModel, call, fail, say
 async def again(call: ToolCall) -> str:
     """May run again."""
     return "done"
+
+
+@tool
+async def broken() -> str:
+    """Raises, which is reported."""
+    raise ValueError("on cue")
 
 
 def lines(caplog: pytest.LogCaptureFixture, *names: str) -> list[str]:
@@ -124,13 +130,16 @@ async def test_a_filter_that_raises_harms_no_commit_h288(caplog: pytest.LogCaptu
         asked.append(record.name)
         raise RuntimeError("a filter of the host's")
 
-    loggers = [logging.getLogger(f"perdure.{name}") for name in ("commits", "tasks", "runs", "calls")]
+    loggers = [logging.getLogger(f"perdure{name}") for name in ("", ".commits", ".tasks", ".runs", ".calls")]
     for logger in loggers:
         logger.addFilter(refuse)
     try:
-        async with opened(ScriptedModel([say("ok")])) as harness:
+        seen: Reports = []
+        model = ScriptedModel([fail("overloaded", times=1, then=call("broken")), say("ok")])
+        async with opened(model, tools=(broken,), retry=RetryPolicy(first_ms=1), reports=seen) as harness:
             assert (await (await (await harness.root()).submit("hi")).answer()).text == "ok"
+        assert [report.type for report in seen] == ["tool_raised"]
     finally:
         for logger in loggers:
             logger.removeFilter(refuse)
-    assert asked
+    assert set(asked) == {logger.name for logger in loggers}

@@ -41,7 +41,7 @@ from perdure.harness.tokens import tokens_of
 from perdure.harness.usage import Attempt, add_attempt
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Aborted, Failed, Faulted, Orphaned, Outcome, TaskRecord, from_raw
-from perdure.kernel.reports import Report
+from perdure.kernel.reports import Report, log_line
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
@@ -287,7 +287,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             )
         if delay is None:
             return await self._fail(run, _End(error.code, said))
-        _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, at.attempt + 1, error.code, delay)
+        log_line(_log, "retry task=%d attempt=%d code=%s in %d ms", run.id, at.attempt + 1, error.code, delay)
         if host.tracing is not None:
             host.tracing.retried(error.code)
         async with run.commit() as tx:

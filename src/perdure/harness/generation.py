@@ -66,7 +66,7 @@ from perdure.kernel.records import (
     Terminal,
     Waiting,
 )
-from perdure.kernel.reports import Report
+from perdure.kernel.reports import Report, log_line
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
@@ -391,7 +391,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         if delay is None:
             await end_run(host, tx, run.conversation_id, NoAnswer("model_error", words))
             return tx.fail(error.code, said)
-        _log.info("retry task=%d attempt=%d code=%s in %d ms", run.id, pinned.attempt + 1, error.code, delay)
+        log_line(_log, "retry task=%d attempt=%d code=%s in %d ms", run.id, pinned.attempt + 1, error.code, delay)
         if host.tracing is not None:
             host.tracing.retried(error.code)
         until = tx.at + delay

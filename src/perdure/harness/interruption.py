@@ -32,7 +32,7 @@ from perdure.harness.tool import AnyTool, ToolResult
 from perdure.harness.tracing import Tracing
 from perdure.kernel.errors import StaleEpochError
 from perdure.kernel.records import NULL, from_raw
-from perdure.kernel.reports import Report
+from perdure.kernel.reports import Report, log_line
 from perdure.kernel.session import Session
 from perdure.tasks.run import Run
 
@@ -210,6 +210,6 @@ class Interruptions:
         return Over(error_result("interrupted", text, stream=stream, output=output), scoped)
 
     def _decided(self, run: Run[ToolInput, int | None, CallIntent], decision: CallRecovery) -> None:
-        _log.info("recovered call task=%d conversation=%d decision=%s", run.id, run.conversation_id, decision)
+        log_line(_log, "recovered call task=%d conversation=%d decision=%s", run.id, run.conversation_id, decision)
         if self._tracing is not None:
             self._tracing.recovered(run.id, decision)

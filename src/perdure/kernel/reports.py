@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import msgspec
@@ -27,6 +28,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 OnReport: TypeAlias = Callable[[Report], None]
 
 
+def log_line(log: logging.Logger, message: str, *about: object, level: int = logging.INFO) -> None:
+    """Log a line. A filter of the host's that raises harms nobody."""
+    with suppress(Exception):
+        log.log(level, message, *about, stacklevel=2)
+
+
 def deliver(report: Report, on_report: OnReport | None) -> None:
     """Log the report and hand it to the host; a host callback that raises harms nobody."""
     about = " ".join(
@@ -40,9 +47,9 @@ def deliver(report: Report, on_report: OnReport | None) -> None:
         )
         if value is not None
     )
-    _log.warning("%s: %s %s", report.type, report.message, about)
+    log_line(_log, "%s: %s %s", report.type, report.message, about, level=logging.WARNING)
     if on_report is not None:
         try:
             on_report(report)
         except Exception as error:  # the host's own code; it must not break the session
-            _log.warning("on_report raised %s", type(error).__name__)
+            log_line(_log, "on_report raised %s", type(error).__name__, level=logging.WARNING)

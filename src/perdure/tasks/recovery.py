@@ -12,6 +12,7 @@ from msgspec import structs
 
 from perdure.kernel.errors import StorageCorrupt
 from perdure.kernel.records import Completed, Running, TaskRecord, Waiting
+from perdure.kernel.reports import log_line
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.derive import OWNER_ABORTED, OWNER_ENDED, mark, stood_down
 
@@ -50,7 +51,7 @@ async def recover(runtime: TaskRuntime) -> None:
     session = runtime.session
     changes = [id for id, record in sorted(session.live.settled.items()) if _changes(runtime, record)]
     if changes:
-        _log.info("recovered %d of %d live tasks", len(changes), len(session.live.settled))
+        log_line(_log, "recovered %d of %d live tasks", len(changes), len(session.live.settled))
     for first in range(0, len(changes), PAGE):
         async with session.commit() as tx:
             for id in changes[first : first + PAGE]:
