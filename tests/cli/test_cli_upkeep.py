@@ -234,7 +234,13 @@ async def test_show_pages_through_all_there_is_k230(tmp_path: Path) -> None:
     assert f"later entries: --after {ids[7]}" in middle
     assert "begin anew" in (await perdure("show", path, "--after", "0", "--limit", "100")).output
     assert "no entries there" in (await perdure("show", path, "--before", "1")).output
-    for wrong in (["--before", "5", "--after", "3"], ["--all", "--limit", "3"], ["--limit", "1001"]):
+    for wrong in (
+        ["--before", "5", "--after", "3"],
+        ["--all", "--limit", "3"],
+        ["--limit", "1001"],
+        ["--window", "3", "--before", "5"],
+        ["--window", "3", "--all"],
+    ):
         assert (await perdure("show", path, *wrong)).exit_code == 2
 
 

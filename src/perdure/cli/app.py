@@ -183,7 +183,9 @@ def ls(
 def show(
     file: Store = None,
     conversation: Which = None,
-    window: Annotated[int, typer.Option(min=1, max=900, help="How many entries, counted from the newest.")] = 40,
+    window: Annotated[
+        int | None, typer.Option(min=1, max=900, help="How many entries, counted from the newest. Otherwise 40.")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every entry, also those before the model's context begins.")
     ] = False,
@@ -203,6 +205,8 @@ def show(
         raise typer.BadParameter("--before and --after each say where a page is; give one of them")
     if paged and everything:
         raise typer.BadParameter("--all shows all entries at once; leave out --before, --after and --limit")
+    if window is not None and (paged or everything):
+        raise typer.BadParameter("--window is of the newest entries; with --all leave it out, of a page give --limit")
     from perdure.cli.show import Page
     from perdure.cli.show import show as run_show
     from perdure.cli.stores import store_or_own
@@ -213,7 +217,7 @@ def show(
         run_show(
             store_or_own(file),
             conversation=conversation,
-            window=window,
+            window=window or 40,
             everything=everything,
             page=Page(before=before, after=after, limit=limit or 40) if paged else None,
             colours=colours_of(plain=plain, terminal=sys.stdout.isatty()),
