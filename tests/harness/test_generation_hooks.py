@@ -162,7 +162,10 @@ async def test_a_request_that_was_cut_off_is_asked_about_again_h222_h221() -> No
         RequestChange(add=[UserMessage(())]),
         RequestChange(add=[SystemMessage("")]),
         RequestChange(add=[user("\ud800")]),
+        RequestChange(add=[UserMessage((Text("one"), Text("")))]),
         RequestChange(max_output=0),
+        RequestChange(max_output=1.5),  # type: ignore
+        RequestChange(max_output=True),
         RequestChange(thinking="very"),  # type: ignore
         "text",
     ],

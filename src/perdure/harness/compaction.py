@@ -54,7 +54,7 @@ MOST_SHRINKS = 3
 LEAST_SHARE = 8
 """The part of its model's window that a summary may take at least, however little is reserved."""
 MOST_WORDS = 2_000
-"""Characters of what a provider says of a failure."""
+"""Characters of what a provider says of a failure, and a hook of why it declines."""
 MOST_LOADS = 3
 """How often a history that left memory between its loading and its use is loaded again."""
 INEFFECTIVE = "compaction_ineffective"
@@ -162,7 +162,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             )
         )
         if isinstance(answer, Decline):
-            return await self._fail(run, _End("declined", answer.reason))
+            return await self._fail(run, _End("declined", answer.reason[:MOST_WORDS]))
         if isinstance(answer, Summary):
             return await self._finish(run, cut, found, answer.text, model=None)
         writer = policy_for(self._host, own.id).model or own.id

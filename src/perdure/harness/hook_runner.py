@@ -7,7 +7,7 @@ They are asked in the order of their installation, the host's own first; each se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol, TypeVar, get_args
 
 from msgspec import structs
@@ -142,7 +142,7 @@ class HookRunner:
         arguments = call.arguments
         for installed in await self.among(hooks, call.conversation_id):
             try:
-                answer = await installed.hook.function(_with(call, arguments))
+                answer = await _heard(installed.hook.function(_with(call, arguments)))
                 if isinstance(answer, Block):
                     return arguments, answer
                 if answer is not None:
@@ -156,7 +156,7 @@ class HookRunner:
         """The result after every hook."""
         for installed in await self.among(hooks, call.conversation_id):
             try:
-                answer = await installed.hook.function(_with(call, call.arguments), result)
+                answer = await _heard(installed.hook.function(_with(call, call.arguments), result))
                 if answer is not None:
                     result = _checked(answer, ToolResult)
             except (Exception, asyncio.CancelledError) as error:
@@ -169,14 +169,14 @@ class HookRunner:
         """The request as it is to be sent, or the first Stop of a gate (rules H222, H223). A gate that raises stops."""
         for installed in await self.applying(BeforeRequest, asked.conversation_id):
             try:
-                change = await installed.hook.function(asked)
+                change = await _heard(installed.hook.function(asked))
                 if change is not None:
                     asked = structs.replace(asked, request=_changed(asked.request, _checked(change, RequestChange)))
             except (Exception, asyncio.CancelledError) as error:
                 self._failed(installed, asked, error)
         for installed in await self.applying(GateRequest, asked.conversation_id):
             try:
-                stop = await installed.hook.function(asked)
+                stop = await _heard(installed.hook.function(asked))
                 if stop is not None:
                     _check_words(_checked(stop, Stop).reason)
                     return stop
@@ -189,7 +189,7 @@ class HookRunner:
         """The message after every hook (rule H224)."""
         for installed in await self.applying(AfterResponse, asked.conversation_id):
             try:
-                answer = await installed.hook.function(asked)
+                answer = await _heard(installed.hook.function(asked))
                 if answer is not None:
                     message = _replaced(asked.message, _checked(answer, AssistantMessage))
                     asked = structs.replace(asked, message=message)
@@ -201,7 +201,7 @@ class HookRunner:
         """What the first says that says anything (rule H131)."""
         for installed in hooks:
             try:
-                said = await installed.hook.function(asked)
+                said = await _heard(installed.hook.function(asked))
                 if said is not None:
                     return input_content(said if isinstance(said, str) else _checked(said, UserMessage).content)
             except (Exception, asyncio.CancelledError) as error:
@@ -212,7 +212,7 @@ class HookRunner:
         """Tell each of them."""
         for installed in hooks:
             try:
-                await installed.hook.function(asked)
+                await _heard(installed.hook.function(asked))
             except (Exception, asyncio.CancelledError) as error:
                 self._failed(installed, asked, error)
 
@@ -222,7 +222,7 @@ class HookRunner:
         """What the first says that says anything (rule H144)."""
         for installed in await self.applying(BeforeCompact, compaction.conversation_id):
             try:
-                answer = await installed.hook.function(compaction)
+                answer = await _heard(installed.hook.function(compaction))
                 if answer is not None:
                     answer = _checked(answer, Decline, Summary)
                     _check_words(answer.reason if isinstance(answer, Decline) else answer.text)
@@ -236,9 +236,10 @@ class HookRunner:
     def _failed(
         self, installed: Installed[Hook], asked: Asked, error: BaseException, so: str = "it is skipped"
     ) -> None:
-        """Report a hook that raised. A cancellation of what asks is none of the hook's: it goes on."""
-        if isinstance(error, asyncio.CancelledError) and not cancelled_itself():
-            raise error
+        """Report a hook that raised. A cancellation of what asks is none of the hook's: it goes on, whatever the hook
+        made of it."""
+        if not cancelled_itself():
+            raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError from error
         hook = installed.hook
         self._session.report(
             Report(
@@ -251,6 +252,14 @@ class HookRunner:
                 error=error,
             )
         )
+
+
+async def _heard(answer: Awaitable[A]) -> A:
+    """What a hook answers. One that catches the cancellation of what asks it does not make that go on (rule H221)."""
+    heard = await answer
+    if not cancelled_itself():  # somebody cancelled it
+        raise asyncio.CancelledError
+    return heard
 
 
 def _checked(answer: A, *kinds: type) -> A:
@@ -271,14 +280,14 @@ def _changed(request: ModelRequest, change: RequestChange) -> ModelRequest:
     added = list(change.add)
     for message in added:
         _checked(message, SystemMessage, UserMessage)
-        shown = isinstance(message, UserMessage) and any(isinstance(part, Image) for part in message.content)
-        if not (message.text or shown):  # models refuse it
-            raise ValueError("a message that is added says nothing")
+        said = [message] if isinstance(message, SystemMessage) else message.content
+        if not said or any(not part.text for part in said if not isinstance(part, Image)):  # models refuse it
+            raise ValueError("a message that is added says nothing, or a part of it does")
     decode_messages(encode_messages(added))
     if change.thinking is not None and change.thinking not in get_args(ThinkingLevel):
         raise ValueError(f"{change.thinking!r} is no level of thinking")
-    if change.max_output is not None and change.max_output < 1:
-        raise ValueError(f"max_output must be at least 1, not {change.max_output}")
+    if change.max_output is not None and (type(change.max_output) is not int or change.max_output < 1):
+        raise ValueError(f"max_output is a number of tokens, at least 1, not {change.max_output!r}")
     return structs.replace(
         request,
         messages=[*request.messages, *added] if added else request.messages,

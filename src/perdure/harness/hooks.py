@@ -57,7 +57,7 @@ class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete message of the model, before anything of it is stored."""
+    """A complete message of the model, before its commit. What was streamed of it may be in ``pi.live`` already."""
 
     id: int
     """Of the generation task."""
@@ -174,7 +174,7 @@ F = TypeVar("F", bound=Callable[..., Awaitable[object]])
 
 @dataclass(frozen=True, slots=True)
 class ScopedHook(Generic[F]):
-    """A function and the conversations it applies to (rule H128)."""
+    """A function and the conversations it applies to (rule H128). Raises TypeError, ValueError for what is neither."""
 
     point: ClassVar[str]
     """Where it is asked, in the word of its decorator."""
@@ -188,6 +188,10 @@ class ScopedHook(Generic[F]):
     """With a conversation: also everything owned below it."""
 
     def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a hook {self.point} is an async function, not {self.function!r}")
+        if self.conversation is not None and type(self.conversation) is not int:  # it would apply nowhere
+            raise TypeError(f"a hook {self.point} is given the id of its conversation, not {self.conversation!r}")
         if self.subtree and self.conversation is None:
             raise ValueError("subtree=True needs the conversation it is about; without one a hook applies everywhere")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
@@ -25,9 +26,18 @@ def wrapped(
     return run
 
 
+async def _end(running: asyncio.Future[object]) -> None:
+    """A tool whose wrapper did not wait for it: nothing of a call goes on behind its result."""
+    running.cancel()
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.exception()  # looked at; the wrapper's word counts
+
+
 def _around(wrapper: Wrapper, call: ToolCall, run: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
     async def wrap() -> object:
-        may_run = True
+        may_run, returned = True, False
+        running: asyncio.Future[object] | None = None
 
         def once() -> Awaitable[object]:
             # One intent is one execution: whether a tool may run again is for its replay policy to say.
@@ -35,11 +45,23 @@ def _around(wrapper: Wrapper, call: ToolCall, run: Callable[[], Awaitable[object
             if not may_run:
                 raise RunTwice(f"a wrapper runs {call.name} once, before it returns")
             may_run = False
-            return run()
+            return execute()
 
+        async def execute() -> object:
+            nonlocal running
+            if returned:
+                raise RunTwice(f"a wrapper runs {call.name} before it returns")
+            if asyncio.current_task() is own:
+                return await run()
+            running = asyncio.ensure_future(run())  # so that it can be ended alone, whoever waits for it
+            return await running
+
+        own = asyncio.current_task()
         try:
             return await wrapper(call, once)
         finally:
-            may_run = False
+            may_run, returned = False, True
+            if running is not None and not running.done():
+                await _end(running)
 
     return wrap

@@ -1,0 +1,196 @@
+"""Hooks and wrappers that do not do as they are told: nothing goes on by that (rules H128, H221, H228)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from compaction_kit import LONG, compactions, fill
+from compaction_kit import model as small_model
+from kit import Reports, live, opened, transcript
+
+from perdure.harness.handle import ToolCall
+from perdure.harness.hooks import (
+    Decline,
+    HookCompaction,
+    after_response,
+    after_tool,
+    after_tools,
+    before_compact,
+    before_request,
+    before_tool,
+    gate_request,
+    on_yield,
+)
+from perdure.harness.registry import Extension
+from perdure.harness.tool import tool
+from perdure.harness.wrappers import RunTwice
+from perdure.kernel.records import Failed
+from perdure.testing.model import ScriptedModel, call, say
+
+DECORATORS = [
+    before_tool,
+    after_tool,
+    before_request,
+    gate_request,
+    after_response,
+    on_yield,
+    after_tools,
+    before_compact,
+]
+
+
+# --- where they apply ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+@pytest.mark.parametrize("conversation", ["1", True, 1.0])
+def test_a_scope_that_is_no_conversation_is_refused_h128(decorate: Any, conversation: Any) -> None:
+    """It would apply nowhere, and nobody would hear of it."""
+
+    async def guard(*asked: object) -> None: ...
+
+    with pytest.raises(TypeError, match=f"{decorate.__name__} is given the id"):
+        decorate(conversation=conversation)(guard)
+
+
+async def test_a_handle_is_no_id_h128() -> None:
+    async with opened() as harness:
+        root: Any = await harness.root()
+        with pytest.raises(TypeError, match="the id of its conversation, not <Conversation 1>"):
+            before_tool(conversation=root, subtree=True)(lambda call: asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+def test_what_is_no_function_is_refused_h128(decorate: Any) -> None:
+    with pytest.raises(TypeError, match=f"{decorate.__name__} is an async function, not 5"):
+        decorate(5)
+
+
+# --- cancelled ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+@pytest.mark.parametrize("decorate", DECORATORS[:-1])
+async def test_a_hook_that_catches_its_cancellation_keeps_nothing_going_h221(decorate: Any, how: str) -> None:
+    """After an abort no request is sent and no tool is run, whatever a hook makes of it."""
+    reached, ran, asked = asyncio.Event(), list[int](), list[str]()
+
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        ran.append(at)
+        return "seen"
+
+    async def stubborn(*about: object) -> None:
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if how == "raises":
+                raise ValueError("not now") from None
+
+    async def next_one(*about: object) -> None:
+        asked.append("asked")
+
+    hooks = [decorate(stubborn), decorate(next_one)]
+    model = ScriptedModel([call("look", at=1), say("done")])
+    async with opened(model, tools=(look,), extensions=[Extension("hooks", hooks=hooks)]) as harness:
+        root = await harness.root()
+        submission = await root.submit("hi")
+        await reached.wait()
+        before = len(model.requests), list(ran)
+        await root.abort()
+        assert (await submission.wait()).reason == "aborted"
+        assert (len(model.requests), ran) == before
+        assert asked == [], "the next hook of its kind is not asked either"
+        assert (await live(root)).run is None
+
+
+async def test_a_long_reason_for_no_compaction_is_cut_h127() -> None:
+    @before_compact
+    async def never(asked: HookCompaction) -> Decline:
+        return Decline("no " * 1_000_000)
+
+    async with opened(small_model(), extensions=[Extension("hooks", hooks=[never])]) as harness:
+        root = await harness.root()
+        await fill(root, 6, LONG)
+        outcome = await harness.wait_task(await root.compact())
+        assert isinstance(outcome, Failed)
+        assert (outcome.error.code, len(outcome.error.message)) == ("declined", 2_000)
+        assert await compactions(root) == []
+
+
+# --- wrappers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("how", ["begins late", "does not wait", "gives up"])
+async def test_no_tool_runs_on_behind_its_result_h228(how: str, deep: bool) -> None:
+    begun, ended, go = list[int](), list[str](), asyncio.Event()
+    kept: list[Awaitable[object]] = []
+
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        begun.append(at)
+        try:
+            await go.wait()
+        finally:
+            ended.append("stopped")
+        ended.append("had its effect")
+        return "seen"
+
+    async def around(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        if how == "begins late":
+            kept.append(run())
+            return "early"
+        running = asyncio.ensure_future(run())
+        kept.append(running)
+        while not begun:
+            await asyncio.sleep(0)
+        if how == "gives up":
+            raise TimeoutError("too slow")
+        return "early"
+
+    async def plain(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        return await run()
+
+    wrappers = [plain, around, plain] if deep else [around]
+    model, reports = ScriptedModel([call("look", at=1), say("done")]), Reports()
+    extensions = [Extension("w", wrappers=wrappers)]
+    async with opened(model, tools=(look,), extensions=extensions, reports=reports) as harness:
+        root = await harness.root()
+        assert (await (await root.submit("hi")).answer()).text == "done"
+        result = (await transcript(root))[2]
+        assert result == ("tool-result TimeoutError: too slow" if how == "gives up" else "tool-result early")
+        assert ended == ([] if how == "begins late" else ["stopped"]), "before the result was stored"
+        go.set()
+        with pytest.raises(RunTwice if how == "begins late" else asyncio.CancelledError):
+            await kept[0]
+    assert "had its effect" not in ended
+    assert [report.type for report in reports] == (["tool_raised"] if how == "gives up" else [])
+
+
+async def test_a_tool_that_a_wrapper_runs_in_a_task_of_its_own_gives_its_value_h228() -> None:
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        if at == 2:
+            raise ValueError("not there")
+        return f"seen {at}"
+
+    async def around(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        return await asyncio.ensure_future(run())
+
+    model, reports = ScriptedModel([call("look", at=1), call("look", at=2), say("done")]), Reports()
+    extensions = [Extension("w", wrappers=[around, around])]
+    async with opened(model, tools=(look,), extensions=extensions, reports=reports) as harness:
+        root = await harness.root()
+        await (await root.submit("hi")).answer()
+        assert [line for line in await transcript(root) if line.startswith("tool")] == [
+            "tool-result seen 1",
+            "tool-result ValueError: not there",
+        ]
