@@ -362,8 +362,8 @@ class Conversation:
 
         ``after``: the ``cursor`` of an event. The first event is the one that followed it, if that is still at hand (at
         most 100 commits of this conversation, for a minute after the last consumer of this window left) or nothing has
-        happened since; else a snapshot, whose reason says so. After the store was opened anew a cursor goes on if no commit followed it
-        and nothing was under way (rules H260 to H264).
+        happened since; else a snapshot, whose reason says so. After the store was opened anew a cursor goes on if no
+        commit followed it and nothing was under way (rules H260 to H264).
 
         Entering raises NotFound; CursorError for a cursor of another store or conversation, a damaged one, and one that
         is ahead of the store.
