@@ -206,7 +206,7 @@ async def _checked(
 ) -> dict[str, JsonValue]:
     """Edited arguments, repaired and checked as the model's are."""
     agent = await tx.read(Agent, conversation=record.conversation_id) or Agent()
-    tool = harness.registry.find_tool(agent, _name(record))
+    tool = harness.registry.called(agent, msgspec.json.decode(record.raw_input, type=ToolInput))
     if tool is None:
         raise ApprovalRefused(
             "tool_unavailable",

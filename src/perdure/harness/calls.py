@@ -122,12 +122,10 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
 
     # --- to the intent -----------------------------------------------------------------------------------------
 
-    def foresee(self, conversation_id: int, agent: Agent, name: str, arguments: msgspec.Raw) -> Foreseen | None:
+    def foresee(self, conversation_id: int, agent: Agent, input: ToolInput) -> Foreseen | None:
         """The intent of a call as its answer arrives (rule H185). None: the call's own task works it out, and tells
         what is wrong with it."""
-        return foresee(
-            self._registry, self._permissions, self._environment_for, conversation_id, agent, name, arguments
-        )
+        return foresee(self._registry, self._permissions, self._environment_for, conversation_id, agent, input)
 
     def begin_call(
         self, run: Run[Any, Any, Any], tx: Transaction, live: Live, agent: Agent, input: ToolInput, *, hooked: bool
@@ -136,7 +134,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         foreseen. ``hooked``: before_tool hooks apply to it."""
         foreseen = None
         if input.after is None and not hooked:
-            foreseen = self.foresee(run.conversation_id, agent, input.name, input.arguments)
+            foreseen = self.foresee(run.conversation_id, agent, input)
         if foreseen is None:
             task = tx.create_task(ToolTask, input, owner=run.id)
         else:
@@ -187,7 +185,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
 
     async def _resolve(self, run: Run[ToolInput, int | None, Any]) -> tuple[Agent, AnyTool]:
         agent = await self._openings.agent(run)
-        tool = self._registry.find_tool(agent, run.input.name)
+        tool = self._registry.called(agent, run.input)
         if tool is None:
             offered = ", ".join(other.name for other in self._registry.offered(agent)) or "none"
             raise Refused("tool_unavailable", f"There is no tool {run.input.name!r}. There are: {offered}.")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
-from perdure.harness.documents import Agent
+from perdure.harness.documents import Agent, ToolInput
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.permission import Permissions
 from perdure.harness.registry import Registry
@@ -33,13 +31,12 @@ def foresee(
     environment_for: EnvironmentFor,
     conversation_id: int,
     agent: Agent,
-    name: str,
-    arguments: msgspec.Raw,
+    input: ToolInput,
 ) -> Foreseen | None:
     """The call, if no intent function, scope or person has to be asked before its intent, and nothing is wrong with it.
     That no hook has to be asked is known."""
     try:
-        return _foresee(registry, permissions, environment_for, conversation_id, agent, name, arguments)
+        return _foresee(registry, permissions, environment_for, conversation_id, agent, input)
     except Exception:  # of the call, its tool or the host: it is the call's, not that of the run
         return None
 
@@ -50,10 +47,9 @@ def _foresee(
     environment_for: EnvironmentFor,
     conversation_id: int,
     agent: Agent,
-    name: str,
-    arguments: msgspec.Raw,
+    input: ToolInput,
 ) -> Foreseen | None:
-    tool = registry.find_tool(agent, name)
+    tool = registry.called(agent, input)
     if tool is None or tool.prepares_intent or permissions.may_ask(tool):
         return None
     environment = environment_for(conversation_id) if tool.uses_environment else None
@@ -61,7 +57,7 @@ def _foresee(
         return None
     if environment is None and tool.needs_environment:
         return None
-    read = tool.signature.read(arguments)
+    read = tool.signature.read(input.arguments)
     values = tool.signature.values(read)
     intent = CallIntent(arguments=to_raw(read, at="arguments"), replay=tool.replay)
     return Foreseen(tool, agent, values, intent, environment)

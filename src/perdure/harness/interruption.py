@@ -82,7 +82,7 @@ class Interruptions:
         """
         intent = run.checkpoint
         agent = await self._openings.agent(run)
-        tool = self._registry.find_tool(agent, run.input.name)
+        tool = self._registry.called(agent, run.input)
         call = view(self._session, run.record, run.input, intent, tool)
         environment = self._environment_for(run.conversation_id)
         scope = await self._scopes.of(environment) if intent.scoped else None

@@ -101,7 +101,7 @@ class Openings:
 
     async def committed(self, run: Run[ToolInput, int | None, Any]) -> tuple[CallStream, Bounded]:
         """What the call had shown, as far as it was committed, within the limits of the tool there is now."""
-        tool = self._registry.find_tool(await self.agent(run), run.input.name)
+        tool = self._registry.called(await self.agent(run), run.input)
         live = await self._session.snapshot(Live, conversation=run.conversation_id)
         shown = None if live is None else live.tools.get(str(run.id))
         return committed_stream(shown, DEFAULT_LIMITS if tool is None else tool.output)

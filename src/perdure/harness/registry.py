@@ -11,9 +11,10 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from perdure.harness.documents import Agent
+from perdure.harness.documents import Agent, ToolInput
+from perdure.harness.finding import FIND_TOOLS, finder
 from perdure.harness.hooks import H, Hook, Installed, check_hook
-from perdure.harness.tool import AnyTool, ToolDefinition
+from perdure.harness.tool import AnyTool, Caller, ToolDefinition
 from perdure.harness.wrappers import Wrapper
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.records import ConversationRecord
@@ -82,6 +83,11 @@ class _Selection(msgspec.Struct, frozen=True):
 
     extensions: tuple[Extension, ...]
     tools: dict[str, AnyTool]
+    """All that the conversation has, whoever may call them."""
+    offered: tuple[AnyTool, ...]
+    """To the model."""
+    deferred: frozenset[str]
+    """What the model has not found."""
     sections: tuple[PromptSection, ...]
     hooks: dict[type[Hook], tuple[Installed[Hook], ...]]
     """By kind."""
@@ -142,7 +148,7 @@ class Registry:
         self._observers.append(observer)
 
     def _apply(self, proposed: dict[str, Extension], new: Sequence[Extension]) -> None:
-        owners: dict[tuple[str, str], str] = {}
+        owners: dict[tuple[str, str], str] = {("tool", FIND_TOOLS): "perdure"}
         for extension in proposed.values():
             for what, names in _named(extension):
                 for name in names:
@@ -175,16 +181,25 @@ class Registry:
         return tuple(self._extensions.values())
 
     def offered(self, agent: Agent) -> list[AnyTool]:
-        """The tools a conversation with these settings has, in the order of installation."""
-        return list(self._select(agent).tools.values())
+        """The tools that the model of a conversation with these settings is offered, in the order of installation."""
+        return list(self._select(agent).offered)
 
-    def find_tool(self, agent: Agent, name: str) -> AnyTool | None:
-        """The tool of that name, if the conversation has it."""
-        return self._select(agent).tools.get(name)
+    def find_tool(self, agent: Agent, name: str, *, by: Caller = "model") -> AnyTool | None:
+        """The tool of that name, if the conversation has it, and that caller may call it (rules H83, H175)."""
+        selection = self._select(agent)
+        tool = selection.tools.get(name)
+        if tool is None or by not in tool.callers or (by == "model" and name in selection.deferred):
+            return None
+        return tool
+
+    def called(self, agent: Agent, input: ToolInput) -> AnyTool | None:
+        """The tool that a call is of, as it is now."""
+        return self.find_tool(agent, input.name, by="model" if input.caller is None else "tool")
 
     def has_tool(self, name: str) -> bool:
         """Whether any conversation may have such a tool."""
-        return any(tool.name == name for extension in self._extensions.values() for tool in extension.tools)
+        tools = [tool for extension in self._extensions.values() for tool in extension.tools]
+        return name == FIND_TOOLS or any(tool.name == name for tool in tools)
 
     def sections(self, agent: Agent) -> list[PromptSection]:
         return list(self._select(agent).sections)
@@ -224,9 +239,18 @@ class Registry:
         for installed in (*self._host_hooks, *(Installed(e.name, hook) for e in chosen for hook in e.hooks)):
             kind = type(installed.hook)
             hooks[kind] = (*hooks.get(kind, ()), installed)
+        had = {t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools or t.name in added}
+        deferred = frozenset(t.name for t in had.values() if t.deferred and t.name not in added)
+        offered = [t for t in had.values() if "model" in t.callers and t.name not in deferred]
+        findable = tuple(t for t in had.values() if t.deferred)
+        if findable:  # also once all are found: calls of it may be under way
+            had[FIND_TOOLS] = finder(findable)
+            offered += [had[FIND_TOOLS]] if deferred else []
         return _Selection(
             extensions=chosen,
-            tools={t.name: t for e in chosen for t in e.tools if tools is None or t.name in tools or t.name in added},
+            tools=had,
+            offered=tuple(offered),
+            deferred=deferred,
             sections=tuple(section for extension in chosen for section in extension.sections),
             hooks=hooks,
             wrappers=tuple(wrapper for extension in chosen for wrapper in extension.wrappers),

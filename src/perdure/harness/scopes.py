@@ -141,7 +141,7 @@ class Scopes:
             if environment is not None and environment.scope is scope:
                 agent = await self._session.snapshot(Agent, conversation=record.conversation_id) or Agent()
                 input = msgspec.json.decode(record.raw_input, type=ToolInput)
-                tool = self._registry.find_tool(agent, input.name)
+                tool = self._registry.called(agent, input)
                 calls.append(view(self._session, record, input, intent, tool))
         await scope.attach(self._session, calls)
 

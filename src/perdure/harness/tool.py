@@ -14,7 +14,7 @@ import contextvars
 import inspect
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_args, overload
@@ -56,6 +56,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 ReplayPolicy: TypeAlias = Literal["safe", "unsafe"]
 """Whether a call that was interrupted may simply be run again."""
+
+Caller: TypeAlias = Literal["model", "tool"]
+"""Who calls a tool: the model, or another tool."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_USED: Final = 1e18
@@ -149,6 +152,8 @@ class ToolDefinition(Generic[P, R_co]):
     adoptable: bool = False
     timeout_ms: int | None = None
     requires_approval: RequiresApproval = False
+    callers: Collection[Caller] = ("model", "tool")
+    deferred: bool = False
     result: object = None
     """The type that results are checked against; None: any."""
     signature: Signature = field(repr=False)
@@ -164,6 +169,10 @@ class ToolDefinition(Generic[P, R_co]):
         asks = self.requires_approval
         if not isinstance(asks, bool) and (not callable(asks) or inspect.iscoroutinefunction(asks)):
             raise ValueError(f"tool {self.name!r}: requires_approval is a bool or a plain function, not {asks!r}")
+        if isinstance(self.callers, str) or not self.callers or not set(self.callers) <= set(get_args(Caller)):
+            raise ValueError(f"tool {self.name!r}: callers are some of {get_args(Caller)}, not {self.callers!r}")
+        if self.deferred and "model" not in self.callers:
+            raise ValueError(f"tool {self.name!r}: only what a model may call can be deferred")
         if self.adoptable and self.effects == "world":
             raise ValueError(f"tool {self.name!r}: only what stays in its environment is adoptable")
         # A dataclass's own docstring would hide the function's.
@@ -336,6 +345,8 @@ def tool(
     adoptable: bool = False,
     timeout_ms: int | None = None,
     requires_approval: RequiresApproval = False,
+    callers: Collection[Caller] = ("model", "tool"),
+    deferred: bool = False,
 ) -> Callable[[Callable[P, R]], ToolDefinition[P, R]]: ...
 def tool(
     function: Callable[P, R] | None = None,
@@ -351,6 +362,8 @@ def tool(
     adoptable: bool = False,
     timeout_ms: int | None = None,
     requires_approval: RequiresApproval = False,
+    callers: Collection[Caller] = ("model", "tool"),
+    deferred: bool = False,
 ) -> ToolDefinition[P, R] | Callable[[Callable[P, R]], ToolDefinition[P, R]]:
     """Make a tool of a function whose parameters are annotated, async or not.
 
@@ -368,6 +381,9 @@ def tool(
     - ``result``: a type that the result's JSON must fit.
     - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything.
     - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
+    - ``callers``: who may call it: "model", "tool" (another tool, by ``call.call``) or both; a tool that is not for the
+      model is never offered to it.
+    - ``deferred``: it is not offered until the model has found it, with ``find_tools``.
     - ``timeout_ms``: after this the function is cancelled and the call ends ``timeout``.
     - ``requires_approval``: whether a person, or a rule, has to allow each call; or a function that says so of one, as
       an ApprovalQuestion. See ``Harness.approvals()``.
@@ -390,6 +406,8 @@ def tool(
             adoptable=adoptable,
             timeout_ms=timeout_ms,
             requires_approval=requires_approval,
+            callers=callers,
+            deferred=deferred,
             signature=Signature(function, name=named, descriptions=parameters, local_names=local_names),
         )
 

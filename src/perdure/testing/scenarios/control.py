@@ -155,6 +155,29 @@ async def tools_added(host: Host) -> None:
         assert (await submission.answer()).text == "with ['measure', 'unlock']"
 
 
+async def deferred_found(host: Host) -> None:
+    """A tool that is not offered until the model finds it; a second search in the same round finds it too."""
+
+    @tool(replay="safe", deferred=True)
+    async def weigh(thing: str, call: ToolCall) -> str:
+        """Weigh a thing on the scales."""
+        await host.clock.sleep(0.3)
+        host.effect(f"weigh {thing}", key=call.idempotency_key)
+        return f"{thing} weighs 7"
+
+    def reply(request: ModelRequest) -> Reply:
+        offered = [tool.name for tool in request.tools]
+        if offered == ["measure", "find_tools"]:
+            round = [call("find_tools", query="scales"), call("find_tools", query="weigh")]
+            return calls(*round, call("measure", place="north", seconds=1))
+        weighed = any(isinstance(m, ToolResultMessage) and m.name == "weigh" for m in request.messages)
+        return say(f"with {offered}") if weighed else call("weigh", thing="lead")
+
+    async with open_harness(host, reply, tools=[measure(host), weigh]) as (_, root):
+        submission = await root.submit("Weigh.", request_id="weigh")
+        assert (await submission.answer()).text == "with ['measure', 'weigh']"
+
+
 CONTROL = (
     scenario(reconciled, safe=effects("charge 90", "charge 20", "charge 5", "measure sky")),
     scenario(nobody_knows, unsafe=effects("launch one"), tools=effects("launch")),
@@ -162,4 +185,5 @@ CONTROL = (
     scenario(not_all_terminate, safe=effects("conclude one", "measure north")),
     scenario(handed_over, safe=effects("conclude plan")),
     scenario(tools_added, safe=effects("unlock", "measure north")),
+    scenario(deferred_found, safe=effects("weigh lead", "measure north")),
 )
