@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,8 @@ from perdure.kernel.entries import Entry
 from perdure.kernel.json import JsonValue, same_json
 from perdure.kernel.observation import MAX_PENDING
 from perdure.kernel.ops import apply
+from perdure.kernel.records import EntryRecord
+from perdure.kernel.session import Session
 from perdure.kernel.storage import Storage
 from perdure.storage.memory import MemoryStorage
 from perdure.storage.sqlite import SqliteStorage
@@ -510,6 +513,29 @@ async def test_what_another_process_said_is_not_passed_over_h270(tmp_path: Path)
                 await note(root, "three")
                 async with looking.view() as later:
                     assert (len(view.value.entries), len(later.value.entries)) == (3, 4)
+
+
+async def test_what_is_seen_of_another_process_is_of_one_moment_h270(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hold = tmp_path / "store.db", Hold()
+    read = Session.entries
+    async with opened(ScriptedModel(say("Hello."), pace=hold), SqliteStorage(path)) as (_, root, _):
+        submission = await root.submit("Hi")
+        await hold.reached.wait()
+
+        async def and_then_it_goes_on(session: Session, conversation_id: int, **more: Any) -> list[EntryRecord]:
+            found = await read(session, conversation_id, **more)
+            if session.info.read_only:
+                hold.release()
+                await submission.wait()
+            return found
+
+        async with Harness.open(SqliteStorage(path), read_only=True) as reader:
+            monkeypatch.setattr(Session, "entries", and_then_it_goes_on)
+            async with reader.handle(1).view() as view:
+                seen = (view.value.busy, [entry.kind for entry in view.value.entries])
+    assert seen == (False, ["pi.user", "pi.assistant"])
 
 
 # --- blocked work ------------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ MAX_WINDOW: Final = 900
 MAX_PAGE: Final = 1000
 MOST_BLOCKED: Final = 100
 """Tasks that a snapshot names; ``inspect()`` has them all."""
+MOST_READS: Final = 5
+"""At what another process keeps changing; then what was seen is taken as it is."""
 MOST_LINGERING: Final = 100
 """Conversations that are kept up though nobody looks: those that were left last."""
 
@@ -155,7 +157,7 @@ class Views:
         self._session.check_open()
         if self._session.info.read_only:
             # Nobody tells what another process commits: each looks anew, and shares nothing (rule H270).
-            return self._make(await self._load(conversation_id, window, context, []))
+            return self._make(await self._look(conversation_id, window, context))
         room = self._rooms[conversation_id].get(window) if conversation_id in self._rooms else None
         if room is not None:
             self._lingering.pop(room, None)
@@ -215,6 +217,15 @@ class Views:
                 [entry for entry in entries if entry.id > last],
                 [change for change in changes if commit.seq > read_at[PART_OF[change.record.kind]]],
             )
+        return view
+
+    async def _look(self, conversation_id: int, window: int, context: Context | None) -> ConversationView:
+        """Another process may commit between two reads. What is read twice as the same was so in between."""
+        view = await self._load(conversation_id, window, context, [])
+        for _ in range(MOST_READS):
+            before, view = view, await self._load(conversation_id, window, context, [])
+            if view.tree == before.tree and [e.id for e in view.entries] == [e.id for e in before.entries]:
+                break
         return view
 
     @contextmanager
