@@ -249,6 +249,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
 
     async def approval(self, run: Run[ToolInput, int | None, Asked]) -> Next[int | None]:
         """A decision is there, or the question has expired (rules H110 to H114)."""
+        await self._nested.caller_at_work(run.input)
         with self._scopes.failing():
             try:
                 return await self._enter(run, await self._allowed(run))

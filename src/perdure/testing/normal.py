@@ -52,7 +52,7 @@ TIMES = frozenset({"run_ms"})
 """Numbers of those that are times, which say nothing about what was done."""
 RANDOM = frozenset({"pi.provider"})
 """Documents that hold a nonce."""
-DATED: Mapping[str, frozenset[str]] = {"pi.live": frozenset({"at"})}
+DATED: Mapping[str, frozenset[str]] = {"pi.live": frozenset({"at"}), "pi.approval-rules": frozenset({"at"})}
 """JSON fields of built-in documents that hold times, and last."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perdure.testing.scenarios.approvals import APPROVALS
 from perdure.testing.scenarios.chance import CHANCE
 from perdure.testing.scenarios.clients import CLIENTS
 from perdure.testing.scenarios.compaction import COMPACTION
@@ -29,6 +30,7 @@ ALL = (
     *LIMITS,
     *COMPACTION,
     *TOOLS,
+    *APPROVALS,
     *CONTROL,
     *NESTED,
     *HOOKS,

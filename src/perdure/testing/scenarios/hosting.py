@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from perdure.harness.approval import Approvals
 from perdure.harness.compaction_policy import Compaction
 from perdure.harness.conversation import Conversation
 from perdure.harness.handle import ToolCall
@@ -64,6 +65,7 @@ async def open_harness(
     limits: Limits | None = None,
     conversation_limits: Limits | None = None,
     compaction: Compaction | None = None,
+    approvals: Approvals | None = None,
     window: int = 1_000_000,
     cue: Callable[[ModelRequest], Cue | None] | None = None,
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
@@ -87,6 +89,7 @@ async def open_harness(
         limits=limits,
         conversation_limits=conversation_limits,
         compaction=compaction,
+        approvals=approvals,
         clock=host.clock,
         entropy=host.entropy,
         on_report=host.report,

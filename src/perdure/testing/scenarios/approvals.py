@@ -1,0 +1,247 @@
+"""What approvals promise: a question outlives every crash, a decision is used once, nothing runs without one
+(rules H110 to H114, H300 to H308)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+
+from perdure.harness.approval import ApprovalRefused, Approvals
+from perdure.harness.approval_rules import ApprovalRule, ArgumentBelow, ArgumentIs
+from perdure.harness.approvals import Approval
+from perdure.harness.documents import TOOL_RESULT, ToolResultData
+from perdure.harness.harness import Harness
+from perdure.harness.messages import decode_messages
+from perdure.harness.scopes import stored_intent
+from perdure.harness.submission import Submission
+from perdure.kernel.json import JsonValue
+from perdure.kernel.records import Terminal
+from perdure.testing.model import Reply, call, calls, say
+from perdure.testing.normal import Records
+from perdure.testing.scenarios.hosting import effects, launch, measure, open_harness, scenario
+from perdure.testing.simulation import Host
+
+ASKS = Approvals(tools=("launch", "m*"))
+
+Decide = Callable[[Approval], Awaitable[object]]
+
+
+async def answered(host: Host, harness: Harness, submission: Submission, decide: Decide | None) -> None:
+    """Somebody looks every second at what is asked, until the input has its answer."""
+    harness.resume()
+    while await submission.status() not in ("done", "unanswered"):
+        await host.clock.sleep(1)
+        for approval in await harness.approvals():
+            if decide is not None:
+                await decide(approval)
+    assert (await submission.answer()).text == "done"
+
+
+async def allow(approval: Approval) -> None:
+    assert await approval.allow(by="ada") is True
+
+
+def both() -> list[Reply]:
+    return [calls(call("launch", rocket="one"), call("measure", place="sky", seconds=1)), say("done")]
+
+
+async def approval_allowed(host: Host) -> None:
+    """Two calls of a round are asked about and allowed: each runs as it would have without the question."""
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+        await answered(host, harness, await root.submit("Go.", request_id="go"), allow)
+
+
+async def approval_pending(host: Host) -> None:
+    """Nobody decides for an hour; what else is said meanwhile waits, and is answered after."""
+    tools = [launch(host), measure(host)]
+    replies = {"Go.": both(), "And then?": say("then")}
+    async with open_harness(host, replies, tools=tools, approvals=ASKS) as (harness, root):
+        submission = await root.submit("Go.", request_id="go")
+        later = await root.submit("And then?", request_id="then")
+
+        async def late(approval: Approval) -> None:
+            if host.clock.wall() - approval.asked_at > 3_600_000:
+                await allow(approval)
+            else:
+                assert await later.status() == "queued", "the run is busy until then"
+                await host.clock.sleep(600)
+
+        await answered(host, harness, submission, late)
+        assert (await later.answer()).text == "then"
+
+
+async def approval_edited(host: Host) -> None:
+    """One is allowed with other arguments: those run, under the key of the call, and the result says so."""
+
+    async def elsewhere(approval: Approval) -> None:
+        if approval.tool == "measure":
+            await approval.allow(arguments={"place": "sea"})
+        else:
+            await approval.allow(arguments={"rocket": "two"})
+
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+        await answered(host, harness, await root.submit("Go.", request_id="go"), elsewhere)
+
+
+def says_so(records: Records) -> Iterator[str]:
+    """The model is told with what each call ran."""
+    for text in result_texts(records):
+        if '"sea"' not in text and '"two"' not in text:
+            yield f"a result says nothing of the edit: {text}"
+
+
+async def approval_denied(host: Host) -> None:
+    """One is denied, and the model goes on with that; a decision that comes second changes nothing."""
+
+    async def deny(approval: Approval) -> None:
+        if approval.tool == "measure":
+            await allow(approval)
+            return
+        assert await approval.deny("not today") is True
+        with suppress(ApprovalRefused):  # where the call has ended already
+            assert await approval.allow() is False
+
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+        await answered(host, harness, await root.submit("Go.", request_id="go"), deny)
+
+
+async def approval_expired(host: Host) -> None:
+    """Nobody decides in time."""
+    asks = Approvals(tools=("*",), expire_after_ms=5_000)
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=asks) as (harness, root):
+        await answered(host, harness, await root.submit("Go.", request_id="go"), None)
+
+
+async def approval_unconsumed(host: Host) -> None:
+    """Whoever decides ends before anything runs: the decision is used by the next process, which asks nobody again."""
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+        pending = await harness.approvals()
+        for approval in pending:  # nothing runs yet
+            await allow(approval)
+        if pending:
+            host.die()
+        submission = await root.submit("Go.", request_id="go")
+        while await submission.status() != "done":
+            await host.clock.sleep(1)
+            if await harness.approvals():
+                host.die()
+
+
+async def approval_rules(host: Host) -> None:
+    """Rules decide in place of a person: one allows, one denies; a call that none fits is asked about."""
+    round = calls(
+        call("measure", place="lab/one"),
+        call("measure", place="lab/../vault"),
+        call("measure", place="garden", seconds=1),
+        call("launch", rocket="one"),
+    )
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, [round, say("done")], tools=tools, approvals=ASKS) as (harness, root):
+        known = {rule.note for rule in await harness.approval_rules()}
+        for rule in (
+            ApprovalRule(tool="measure", arguments={"place": ArgumentBelow("lab")}, note="lab", by="ada"),
+            ApprovalRule(tool="measure", arguments={"place": ArgumentBelow("vault")}, effect="deny", note="no vault"),
+            ApprovalRule(tool="launch", arguments={"rocket": ArgumentIs("one")}, only=True, note="one"),
+        ):
+            if rule.note not in known:
+                await harness.add_approval_rule(rule)
+
+        async def garden(approval: Approval) -> None:
+            assert approval.arguments == {"place": "garden", "seconds": 1}
+            await allow(approval)
+
+        await answered(host, harness, await root.submit("Go.", request_id="go"), garden)
+
+
+# --- what is expected of the records ----------------------------------------------------------------------------
+
+
+def result_texts(records: Records) -> Iterator[str]:
+    for entry in records.of(TOOL_RESULT):
+        if entry.data_as(ToolResultData).code is None:
+            yield "".join(getattr(message, "text", "") for message in decode_messages(entry.raw_messages))
+
+
+def ended_with(*codes: str | None) -> Callable[[Records], Iterator[str]]:
+    """How the calls ended, in any order; an unsafe one may be interrupted instead."""
+
+    def check(records: Records) -> Iterator[str]:
+        found = [entry.data_as(ToolResultData).code for entry in records.of(TOOL_RESULT)]
+        left = list(codes)
+        for code in found:
+            if code == "interrupted" and None in left:
+                left.remove(None)
+            elif code in left:
+                left.remove(code)
+            else:
+                yield f"the calls ended {found}, not {list(codes)}"
+                return
+
+    return check
+
+
+def asked_first(records: Records) -> Iterator[str]:
+    """At any moment: no call has its intent without what allowed it, and none that was denied has one."""
+    for task in records.tasks:
+        intent = None if isinstance(task.state, Terminal) else stored_intent(task)
+        if intent is None:
+            continue
+        if intent.approval is None:
+            yield f"call {task.id} has its intent, and nobody allowed it"
+            continue
+        signal: JsonValue = task.signals.get("approval")
+        if intent.approval.rule is None and not (isinstance(signal, dict) and signal["allow"]):
+            yield f"call {task.id} has its intent, and its decision is {signal}"
+
+
+LAUNCH = frozenset({"launch"})
+
+APPROVALS = (
+    scenario(
+        approval_allowed,
+        safe=effects("measure sky"),
+        unsafe=effects("launch one"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=ended_with(None, None),
+    ),
+    scenario(
+        approval_pending,
+        safe=effects("measure sky"),
+        unsafe=effects("launch one"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=ended_with(None, None),
+    ),
+    scenario(
+        approval_edited,
+        safe=effects("measure sea"),
+        unsafe=effects("launch two"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=says_so,
+    ),
+    scenario(approval_denied, safe=effects("measure sky"), always=asked_first, ends=ended_with("denied", None)),
+    scenario(approval_expired, always=asked_first, ends=ended_with("expired", "expired")),
+    scenario(
+        approval_unconsumed,
+        safe=effects("measure sky"),
+        unsafe=effects("launch one"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=ended_with(None, None),
+    ),
+    scenario(
+        approval_rules,
+        safe=effects("measure lab/one", "measure garden"),
+        unsafe=effects("launch one"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=ended_with(None, None, None, "denied"),
+    ),
+)
