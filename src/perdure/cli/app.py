@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import perdure
+from perdure.cli.approvals.commands import app as approvals
 from perdure.cli.errors import run_command as _run
 from perdure.cli.space.commands import app as space
 
@@ -40,6 +41,7 @@ class CrashMode(StrEnum):
 
 
 app.add_typer(space, name="space")
+app.add_typer(approvals, name="approvals")
 
 
 def _version(wanted: bool) -> None:

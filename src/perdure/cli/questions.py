@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from perdure.cli.style import Line, line
@@ -39,11 +39,6 @@ def _texts(arguments: JsonValue) -> Iterator[str]:
             yield from (f"  {text}" for text in rest)
         else:
             yield f"{printable(name)}: {one_line(json.dumps(value, ensure_ascii=False))}"
-
-
-def exactly(arguments: Mapping[str, JsonValue]) -> str:
-    """In one line, for lists."""
-    return one_line(json.dumps(dict(arguments), ensure_ascii=False))
 
 
 def who() -> str:

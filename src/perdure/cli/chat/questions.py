@@ -106,7 +106,7 @@ async def answer(harness: Harness, question: Question, reply: Reply) -> list[Lin
         rule = await harness.add_approval_rule(
             ApprovalRule(tool=_literal(question.name), arguments={**exact}, only=True, by=who(), note="always")
         )
-        words = f"  rule {rule.id} allows exactly this from now on; perdure approvals rules tells how to take it back"
+        words = f"  rule {rule.id} allows exactly this from now on; perdure approvals rules rm takes it back"
         lines.append(line(words, "dim"))
     allow = reply.word != "no"
     first = await harness.decide(question.task, allow=allow, digest=question.digest, reason=reply.reason, by=who())

@@ -1,0 +1,228 @@
+"""Rules that decide calls in place of a person (rules H306 to H308)."""
+
+from __future__ import annotations
+
+import posixpath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.kit import opened, rest
+from harness.test_approvals import Killed, Till, ask, model, results, the_one
+from perdure.harness import approval_rules as module
+from perdure.harness.approval_rules import (
+    ApprovalRule,
+    ArgumentBelow,
+    ArgumentIs,
+    ArgumentMatches,
+    ArgumentPattern,
+    deciding,
+)
+from perdure.harness.hooks import Block, HookCall, before_tool
+from perdure.harness.permission import Permissions
+from perdure.harness.registry import Extension
+from perdure.kernel.errors import NotFound
+from perdure.kernel.json import JsonValue
+from perdure.testing.model import call
+
+# --- pure ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "fits"),
+    [
+        (ArgumentIs(1), 1, True),
+        (ArgumentIs(1), 1.0, False),
+        (ArgumentIs(1), True, False),
+        (ArgumentIs({"a": [1, None]}), {"a": [1, None]}, True),
+        (ArgumentMatches("git *"), "git status", True),
+        (ArgumentMatches("git *"), "agit status", False),
+        (ArgumentMatches("git *"), 7, False),
+        (ArgumentMatches("Git"), "git", False),
+        (ArgumentBelow("src"), "src", True),
+        (ArgumentBelow("src"), "src/a/b.py", True),
+        (ArgumentBelow("src"), "./src//a", True),
+        (ArgumentBelow("src"), "srcs/a", False),
+        (ArgumentBelow("src"), "src/../secret", False),
+        (ArgumentBelow("src"), "/src/a", False),
+        (ArgumentBelow("src"), "../src/a", False),
+        (ArgumentBelow("src"), "", False),
+        (ArgumentBelow("src"), ["src"], False),
+        (ArgumentBelow("."), "a", True),
+        (ArgumentBelow("."), "..", False),
+        (ArgumentBelow("."), "../a", False),
+        (ArgumentBelow("."), "~/a", False),
+        (ArgumentBelow("."), "/a", False),
+        (ArgumentBelow("."), "a\0/../../b", False),
+        (ArgumentBelow("/home/me/"), "/home/me/x", True),
+        (ArgumentBelow("/home/me"), "/home/me/../you", False),
+        (ArgumentBelow("/home/me"), "//home/me/x", True),
+        (ArgumentBelow("/home/me"), "home/me/x", False),
+        (ArgumentBelow("/"), "/etc/passwd", True),
+        (ArgumentBelow("/"), "etc", False),
+    ],
+)
+def test_what_an_argument_must_be_h306(pattern: ArgumentPattern, value: JsonValue, fits: bool) -> None:
+    assert pattern.fits(value) is fits
+
+
+STEPS = st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=6)
+
+
+@given(STEPS, STEPS)
+def test_a_path_that_fits_never_leaves_the_folder_h306(folder: list[str], steps: list[str]) -> None:
+    below = ArgumentBelow("/root/" + "/".join(folder))
+    path = below.folder + "/" + "/".join(steps)
+    inside = posixpath.commonpath([posixpath.normpath(below.folder), posixpath.normpath(path)])
+    assert below.fits(path) is (inside == posixpath.normpath(below.folder))
+
+
+def test_a_rule_is_about_the_arguments_it_names_and_only_says_no_others_h306() -> None:
+    rule = ApprovalRule(tool="p*y", arguments={"to": ArgumentIs("me")})
+    assert rule.fits("pay", {"to": "me"})
+    assert rule.fits("pay", {"to": "me", "amount": 3})
+    assert not rule.fits("pay", {"amount": 3})
+    assert not rule.fits("payment", {"to": "me"})
+    only = ApprovalRule(tool="pay", arguments={"to": ArgumentIs("me")}, only=True)
+    assert only.fits("pay", {"to": "me"})
+    assert not only.fits("pay", {"to": "me", "amount": 3})
+    assert ApprovalRule(tool="*").fits("anything", {"at": "all"})
+
+
+RULES = st.lists(
+    st.builds(
+        ApprovalRule,
+        tool=st.sampled_from(["pay", "*", "other"]),
+        effect=st.sampled_from(["allow", "deny"]),
+        arguments=st.sampled_from([{}, {"to": ArgumentIs("me")}, {"to": ArgumentIs("you")}]),
+    ),
+    max_size=6,
+)
+
+
+@given(RULES)
+def test_a_rule_that_denies_wins_and_else_the_oldest_decides_h307(rules: list[ApprovalRule]) -> None:
+    fitting = [rule for rule in rules if rule.fits("pay", {"to": "me"})]
+    found = deciding(rules, "pay", {"to": "me"})
+    denying = [rule for rule in fitting if rule.effect == "deny"]
+    assert found is (denying[0] if denying else fitting[0] if fitting else None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tool": ""},
+        {"effect": "maybe"},
+        {"note": "x" * 3_000},
+        {"by": 7},
+        {"arguments": {"to": "me"}},
+        {"arguments": {"to": ArgumentIs({1})}},  # pyright: ignore[reportArgumentType]
+        {"arguments": {"to": ArgumentMatches("")}},
+        {"arguments": {"to": ArgumentBelow("")}},
+        {"arguments": {"to": ArgumentBelow("../x")}},
+        {"arguments": {"to": ArgumentBelow("~/x")}},
+    ],
+)
+def test_what_is_no_rule_is_refused_h306(wrong: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        ApprovalRule(**{"tool": "pay", **wrong})  # pyright: ignore
+
+
+# --- in a harness ----------------------------------------------------------------------------------------------
+
+MINE = ApprovalRule(tool="pay", arguments={"to": ArgumentIs("me")}, by="ada", note="my own")
+
+
+async def test_rules_are_stored_listed_and_revoked_h306() -> None:
+    world = Killed(Till())
+    async with world.open() as harness:
+        made = await harness.add_approval_rule(MINE)
+        assert (made.id, made.by, made.note) == (1, "ada", "my own")
+        assert made.at > 0
+        world.kill(harness)
+    async with world.open() as harness:
+        assert await harness.approval_rules() == [made]
+        await harness.remove_approval_rule(1)
+        with pytest.raises(NotFound):
+            await harness.remove_approval_rule(1)
+        assert (await harness.add_approval_rule(MINE)).id == 2
+
+
+async def test_too_many_rules_are_refused_h306(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_RULES", 1)
+    async with opened() as harness:
+        await harness.add_approval_rule(MINE)
+        with pytest.raises(ValueError, match="at most 1"):
+            await harness.add_approval_rule(MINE)
+
+
+async def test_a_rule_allows_without_a_question_and_is_noted_with_the_intent_h306() -> None:
+    till = Till()
+    async with opened(model(call("pay", to="me"), call("pay", to="you")), tools=(till.tool,)) as harness:
+        await harness.add_approval_rule(MINE)
+        submission, root = await ask(harness)
+        assert till.paid == ["me 1"]
+        approval = await the_one(harness)
+        assert approval.arguments == {"to": "you"}
+        # A rule that is made now decides what is called from now on.
+        await harness.add_approval_rule(ApprovalRule(tool="*"))
+        await rest()
+        assert await the_one(harness) == approval
+        await approval.deny()
+        await submission.answer()
+        assert sorted(str(code) for code, _ in await results(root)) == ["None", "denied"]
+
+
+async def test_a_rule_denies_and_wins_h307() -> None:
+    till = Till()
+    async with opened(model(call("pay", to="me")), tools=(till.tool,)) as harness:
+        await harness.add_approval_rule(MINE)
+        await harness.add_approval_rule(ApprovalRule(tool="pay", effect="deny", note="the till is closed"))
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert await results(root) == [("denied", "A rule denies this call: the till is closed")]
+        assert till.paid == []
+
+
+async def test_no_rule_is_asked_about_a_call_that_needs_no_approval_h307() -> None:
+    till = Till(requires_approval=False)
+    async with opened(model(call("pay", to="me")), tools=(till.tool,)) as harness:
+        await harness.add_approval_rule(ApprovalRule(tool="pay", effect="deny"))
+        submission, _ = await ask(harness)
+        await submission.answer()
+        assert till.paid == ["me 1"]
+
+
+async def test_a_rule_allows_nothing_that_a_hook_blocks_h307() -> None:
+    till = Till()
+
+    @before_tool
+    async def guard(_asked: HookCall) -> Block:
+        return Block("never")
+
+    extensions = [Extension("x", tools=[till.tool], hooks=[guard])]
+    async with opened(model(call("pay", to="me")), extensions=extensions) as harness:
+        await harness.add_approval_rule(MINE)
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert [code for code, _ in await results(root)] == ["blocked"]
+
+
+async def test_a_rule_that_is_revoked_before_the_intent_allows_nothing_h308(monkeypatch: pytest.MonkeyPatch) -> None:
+    till, found = Till(), Permissions.by_rule
+
+    async with opened(model(call("pay", to="me")), tools=(till.tool,)) as harness:
+        rule = await harness.add_approval_rule(MINE)
+
+        async def then_revoked(self, opened):
+            permission = await found(self, opened)
+            await harness.remove_approval_rule(rule.id)
+            return permission
+
+        monkeypatch.setattr(Permissions, "by_rule", then_revoked)
+        submission, root = await ask(harness)
+        assert till.paid == []
+        await (await the_one(harness)).allow()
+        await submission.answer()
+        assert await results(root) == [(None, "paid me 1")]
