@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from compaction_kit import LONG, compactions, fill
+from compaction_kit import LONG, asks_for_summary, compactions, fill
 from compaction_kit import model as small_model
-from kit import Reports, live, opened, transcript
+from kit import Reports, live, opened, rest, transcript
 
 from perdure.harness.handle import ToolCall
 from perdure.harness.hooks import (
@@ -24,11 +24,13 @@ from perdure.harness.hooks import (
     gate_request,
     on_yield,
 )
+from perdure.harness.messages import ToolResultMessage
+from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
 from perdure.harness.tool import tool
 from perdure.harness.wrappers import RunTwice
 from perdure.kernel.records import Failed
-from perdure.testing.model import ScriptedModel, call, say
+from perdure.testing.model import Reply, ScriptedModel, call, say
 
 DECORATORS = [
     before_tool,
@@ -123,6 +125,56 @@ async def test_a_long_reason_for_no_compaction_is_cut_h127() -> None:
         assert await compactions(root) == []
 
 
+# --- leaving ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+async def test_a_hook_that_exits_ends_neither_the_process_nor_another_run_h132_h129_h130(decorate: Any) -> None:
+    ran: list[int] = []
+
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        ran.append(at)
+        return "seen"
+
+    async def leave(*about: object) -> None:
+        raise SystemExit(3)
+
+    def script(request: ModelRequest) -> Reply:
+        if asks_for_summary(request):
+            return say("The goal is to test.")
+        return say("done") if isinstance(request.messages[-1], ToolResultMessage) else call("look", at=1)
+
+    model, reports = ScriptedModel(script, context_window=40_000), Reports()
+    extensions = [Extension("hooks", hooks=[decorate(leave)])]
+    async with opened(model, tools=(look,), extensions=extensions, reports=reports) as harness:
+        root = await harness.root()
+        record = await (await root.submit("word " * 2_000)).wait()
+        await (await root.submit("word " * 900)).wait()
+        await root.set_compaction(keep_recent_tokens=500)
+        await harness.wait_task(await root.compact())
+        assert record.reason == ("gate" if decorate is gate_request else None)
+        assert ran == ([] if decorate in (before_tool, gate_request) else [1, 1])
+    assert {report.type for report in reports} >= {"hook_failed"}
+
+
+async def test_a_wrapper_that_exits_fails_its_call_h228() -> None:
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        return "seen"
+
+    async def leave(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        raise SystemExit(3)
+
+    model = ScriptedModel([call("look", at=1), say("done")])
+    async with opened(model, tools=(look,), extensions=[Extension("w", wrappers=[leave])]) as harness:
+        root = await harness.root()
+        assert (await (await root.submit("hi")).answer()).text == "done"
+        assert (await transcript(root))[2] == "tool-result a wrapper of the tool tried to end the process"
+
+
 # --- wrappers -----------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +224,43 @@ async def test_no_tool_runs_on_behind_its_result_h228(how: str, deep: bool) -> N
             await kept[0]
     assert "had its effect" not in ended
     assert [report.type for report in reports] == (["tool_raised"] if how == "gives up" else [])
+
+
+async def test_an_abort_waits_for_a_tool_that_its_wrapper_left_behind_h228() -> None:
+    begun, cancelled, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    @tool(replay="safe")
+    async def look(at: int) -> str:
+        """Look."""
+        begun.set()
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+        ended.append("ended")
+        return "seen"
+
+    async def around(call: ToolCall, run: Callable[[], Awaitable[object]]) -> object:
+        kept.append(asyncio.ensure_future(run()))
+        await begun.wait()
+        return "early"
+
+    kept: list[asyncio.Future[object]] = []
+    model = ScriptedModel([call("look", at=1), say("done")])
+    async with opened(model, tools=(look,), extensions=[Extension("w", wrappers=[around])]) as harness:
+        root = await harness.root()
+        submission = await root.submit("hi")
+        await cancelled.wait()
+        aborting = asyncio.ensure_future(root.abort())
+        await rest()
+        assert not aborting.done()
+        go.set()
+        await aborting
+        assert ended == ["ended"]
+        assert (await submission.wait()).reason == "aborted"
+    await asyncio.wait(kept)
 
 
 async def test_a_tool_that_a_wrapper_runs_in_a_task_of_its_own_gives_its_value_h228() -> None:

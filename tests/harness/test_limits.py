@@ -100,6 +100,11 @@ async def test_limits_are_no_plain_numbers_h242() -> None:
         wrong: dict[str, Any] = {"limits": {"turns": 1}}
         async with opened(talk(), **wrong):
             raise AssertionError("it is not opened")
+    async with opened(talk()) as harness:
+        odd: Any = {"turns": 1}
+        with pytest.raises(TypeError, match="Limits"):
+            harness.set_limits(session=Limits(turns=0), conversation=odd)
+        assert (await (await (await harness.root()).submit("hi")).answer()).text == "hello", "nothing was set"
 
 
 async def test_limits_are_stored_exactly_and_win_one_by_one_h243() -> None:

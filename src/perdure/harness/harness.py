@@ -537,7 +537,7 @@ class Harness:
 
         It counts from the next request on, and as long as this harness is open (rules H159, H246). At a limit a run
         ends unanswered, ``limit``; what is under way then, also in other conversations, is completed and may exceed
-        it.
+        it. Raises TypeError.
         """
         self._host.limits.change(of_session=session, of_conversation=conversation)
 

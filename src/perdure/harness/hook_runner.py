@@ -256,7 +256,11 @@ class HookRunner:
 
 async def _heard(answer: Awaitable[A]) -> A:
     """What a hook answers. One that catches the cancellation of what asks it does not make that go on (rule H221)."""
-    heard = await answer
+    try:
+        heard = await answer
+    except SystemExit:
+        # It would end the event loop, and every other conversation with it.
+        raise RuntimeError("the hook tried to end the process") from None
     if not cancelled_itself():  # somebody cancelled it
         raise asyncio.CancelledError
     return heard

@@ -134,10 +134,10 @@ class LimitCheck:
         self._told = False
 
     def change(self, *, of_session: Limits | Unset | None, of_conversation: Limits | Unset | None) -> None:
-        if not isinstance(of_session, Unset):
-            self._of_session = _settings(of_session)
-        if not isinstance(of_conversation, Unset):
-            self._of_conversation = _settings(of_conversation)
+        """Both or none. Raises TypeError."""
+        session = self._of_session if isinstance(of_session, Unset) else _settings(of_session)
+        conversation = self._of_conversation if isinstance(of_conversation, Unset) else _settings(of_conversation)
+        self._of_session, self._of_conversation = session, conversation
 
     @property
     def ready(self) -> bool:

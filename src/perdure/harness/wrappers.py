@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from perdure.harness.handle import ToolCall
+from perdure.harness.tool import ToolError
 from perdure.kernel.errors import PerdureError
 
 Wrapper: TypeAlias = Callable[[ToolCall, Callable[[], Awaitable[object]]], Awaitable[object]]
@@ -29,9 +30,16 @@ def wrapped(
 async def _end(running: asyncio.Future[object]) -> None:
     """A tool whose wrapper did not wait for it: nothing of a call goes on behind its result."""
     running.cancel()
-    await asyncio.wait([running])
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:  # whoever waits for the call waits for the tool
+            cancelled = error
     if not running.cancelled():
         running.exception()  # looked at; the wrapper's word counts
+    if cancelled is not None:
+        raise cancelled
 
 
 def _around(wrapper: Wrapper, call: ToolCall, run: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
@@ -59,6 +67,8 @@ def _around(wrapper: Wrapper, call: ToolCall, run: Callable[[], Awaitable[object
         own = asyncio.current_task()
         try:
             return await wrapper(call, once)
+        except SystemExit:
+            raise ToolError("a wrapper of the tool tried to end the process") from None
         finally:
             may_run, returned = False, True
             if running is not None and not running.done():
