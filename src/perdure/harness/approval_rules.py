@@ -147,11 +147,10 @@ async def add_rule(tx: Transaction, rule: ApprovalRule) -> ApprovalRule:
 
 async def remove_rule(tx: Transaction, id: int) -> ApprovalRule:
     """Revoke a rule: it decides no call whose intent is not committed yet. Raises NotFound."""
-    document = await tx.draft(ApprovalRules)
-    known = {rule.id: rule for rule in rules_of(document)}
+    known = {rule.id: rule for rule in rules_of(await tx.read(ApprovalRules))}
     if id not in known:
         raise NotFound(f"there is no approval rule {id}")
-    del document.rules[str(id)]
+    del (await tx.draft(ApprovalRules)).rules[str(id)]
     return known[id]
 
 
