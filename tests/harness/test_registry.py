@@ -159,6 +159,28 @@ def test_hooks_and_wrappers_follow_the_selection_and_the_hosts_own_do_not() -> N
     assert not registry.has_hooks(AfterTool)
 
 
+def test_what_an_extension_has_is_its_own_h119_h128() -> None:
+    """Also where its parts come from a list that changes, or from something that can be gone through once."""
+
+    @before_tool
+    async def guard(call: HookCall) -> Block | None: ...
+
+    hooks, registry = [guard], Registry()
+    registry.install(
+        Extension("once", tools=(make(name) for name in "ab"), hooks=filter(None, hooks)),  # type: ignore[arg-type]
+        Extension("late", hooks=hooks),
+    )
+    assert names(registry.offered(Agent())) == ["a", "b"]
+    hooks.clear()
+    registry.install(A)
+    assert [installed.extension for installed in registry.hooks(Agent(), BeforeTool)] == ["once", "late"]
+
+
+def test_what_is_no_wrapper_is_refused() -> None:
+    with pytest.raises(TypeError, match="5 is no wrapper"):
+        Extension("watch", wrappers=[5])  # pyright: ignore[reportArgumentType]
+
+
 def test_what_is_no_hook_is_refused() -> None:
     async def plain(call: HookCall) -> None:
         """Not decorated."""

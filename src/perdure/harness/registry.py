@@ -67,11 +67,17 @@ class Extension:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("an extension needs a name")
+        # Their own: a hook that is put into the caller's list later would be asked from some other change on.
+        for part in ("tools", "sections", "hooks", "wrappers", "tasks"):
+            object.__setattr__(self, part, tuple(getattr(self, part)))
         for tool in self.tools:
             if not isinstance(tool, ToolDefinition):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
                 raise TypeError(f"extension {self.name!r}: {tool!r} is no tool; decorate the function with @tool")
         for hook in self.hooks:
             check_hook(hook)
+        for wrapper in self.wrappers:
+            if not callable(wrapper):
+                raise TypeError(f"extension {self.name!r}: {wrapper!r} is no wrapper, which is an async function")
         for what, names in _named(self):
             for name in names:
                 if names.count(name) > 1:
