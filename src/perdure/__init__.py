@@ -120,6 +120,8 @@ if TYPE_CHECKING:
     from perdure.telemetry import OpenTelemetry as OpenTelemetry
     from perdure.tools.coding import coding_tools as coding_tools
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
+    from perdure.tools.subagents import Subagent as Subagent
+    from perdure.tools.subagents import subagent as subagent
 
 _HOME = {
     "perdure.harness.approval": ("ApprovalQuestion", "ApprovalRefused", "Approvals"),
@@ -257,6 +259,7 @@ _HOME = {
     "perdure.telemetry": ("OpenTelemetry",),
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
+    "perdure.tools.subagents": ("Subagent", "subagent"),
 }
 """Module -> the public names that live there."""
 

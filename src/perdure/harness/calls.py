@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -67,6 +67,9 @@ from perdure.tasks.definition import Next, Task
 from perdure.tasks.errors import RunEnded
 from perdure.tasks.run import Run
 
+if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
+
 EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
 
@@ -86,6 +89,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         environment_for: EnvironmentFor,
         wait: WaitTask,
         approvals: Approvals | None = None,
+        harness: Harness | None = None,
         drain_ms: int = 10_000,
         tracing: Tracing | None = None,
     ) -> None:
@@ -105,6 +109,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
             drain_ms=drain_ms,
             tracing=tracing,
             nested=self._nested,
+            harness=harness,
         )
         self._interruptions = Interruptions(
             session,

@@ -405,10 +405,15 @@ class Conversation:
         async for text in exported(self._harness.session, record, format, context):
             yield text
 
-    async def usage(self, *, context: Context | None = None) -> UsageSummary:
-        """What its models and tools have used and cost, every attempt counted (rules H157, H158)."""
-        found = await self._harness.session.snapshot(UsageTotals, conversation=self.id, context=context)
-        return summed([found] if found is not None else [])
+    async def usage(self, *, deep: bool = False, context: Context | None = None) -> UsageSummary:
+        """What its models and tools have used and cost, every attempt counted (rules H157, H158).
+
+        ``deep``: together with all conversations that its tasks own, as its subagents' (rule H166).
+        """
+        session = self._harness.session
+        ids = await bounded(session.storage.closure(self.id), context) if deep else [self.id]
+        found = [await session.snapshot(UsageTotals, conversation=id, context=context) for id in ids]
+        return summed([totals for totals in found if totals is not None])
 
 
 def _names(given: Sequence[str] | None) -> list[str] | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.harness.documents import Live, ToolInput
 from perdure.harness.environment import EnvironmentLost, EnvironmentUnusable
@@ -29,6 +29,9 @@ from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.tasks.run import Run
 
+if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
+
 
 class Execution:
     """One a session."""
@@ -43,9 +46,11 @@ class Execution:
         drain_ms: int,
         tracing: Tracing | None,
         nested: NestedCalls,
+        harness: Harness | None,
     ) -> None:
         self._session = session
         self._nested = nested
+        self._harness = harness
         self._openings = openings
         self._hooks = hooks
         self._progress = progress
@@ -76,7 +81,7 @@ class Execution:
     async def _execute(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> ToolResult:
         """Run the tool's function; whatever it raises is a result."""
         tool, stream = opened.tool, opened.stream
-        handle = handle_of(run, opened, stream, make_call=partial(self._nested.call, run))
+        handle = handle_of(run, opened, stream, make_call=partial(self._nested.call, run), harness=self._harness)
         self._nested.began(run.id)
         progress = self._progress.open(run.conversation_id, _writer(run, stream))
         stream.touch = progress.touch
@@ -125,7 +130,11 @@ class Execution:
 
 
 def handle_of(
-    run: Run[ToolInput, int | None, Any], opened: OpenedCall, stream: CallStream, make_call: MakeCall | None = None
+    run: Run[ToolInput, int | None, Any],
+    opened: OpenedCall,
+    stream: CallStream,
+    make_call: MakeCall | None = None,
+    harness: Harness | None = None,
 ) -> ToolCall:
     restarts = max(run.restarts, 1) if opened.rerun else 0
     return ToolCall(
@@ -139,6 +148,7 @@ def handle_of(
         context=run.context.child(),
         memo=run.memo,
         make_call=make_call,
+        harness=harness,
     )
 
 

@@ -14,6 +14,7 @@ from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import JsonValue, copy_json, encode_json
 
 if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
     from perdure.harness.tool import ToolResult
 
 MAX_DETAILS: Final = 256 * 1024
@@ -123,6 +124,7 @@ class ToolCall:
         context: Context | None = None,
         memo: Callable[[str, JsonValue], Awaitable[JsonValue]] | None = None,
         make_call: MakeCall | None = None,
+        harness: Harness | None = None,
     ) -> None:
         self.id = id
         """The call's own id, the one of its task. (A provider's id of it is only a label and may repeat.)"""
@@ -139,6 +141,7 @@ class ToolCall:
         self.stream = stream if stream is not None else CallStream()
         self._memo = memo
         self._make_call = make_call
+        self._harness = harness
         self._memos: dict[str, JsonValue] = {}
         self._ended = False
         self._thread = threading.get_ident()
@@ -146,6 +149,14 @@ class ToolCall:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = None
+
+    @property
+    def harness(self) -> Harness:
+        """The one that the call runs in: for conversations that the call owns, which are aborted with it, and whatever
+        else goes by ids. Waiting in a call for its own conversation would wait for ever. Raises CallRefused outside."""
+        if self._harness is None:
+            raise CallRefused(f"call {self.id} of {self.name!r} runs in no harness")
+        return self._harness
 
     def output(self, text: str | bytes) -> None:
         """Add to the output that is shown meanwhile. Bytes are read as UTF-8, split anywhere.

@@ -122,6 +122,7 @@ class Harness:
             environment_for=self.environment_for,
             wait=lambda id: self.tasks.wait(id, through_blocked=True),
             approvals=approvals,
+            harness=self,
             drain_ms=drain_ms,
             tracing=tracing,
         )
@@ -267,7 +268,7 @@ class Harness:
                 try:
                     await tx.conversation(ROOT_CONVERSATION)
                 except NotFound:
-                    await self._create(tx, agent, owner=None, root=True)
+                    await self.create(tx, agent, owner=None, root=True)
         return self.handle(ROOT_CONVERSATION)
 
     async def create_conversation(
@@ -284,16 +285,17 @@ class Harness:
         ``owner``: the task it belongs to, or None.
         """
         async with self.session.commit(context=context) as tx:
-            record = await self._create(tx, agent, owner=owner)
+            record = await self.create(tx, agent, owner=owner)
             if name is not None or labels:
                 meta = await tx.draft(Meta, conversation=record.id)
                 meta.name = name
                 meta.labels = labels or {}
         return self.handle(record.id)
 
-    async def _create(
+    async def create(
         self, tx: Transaction, agent: Agent | None, *, owner: int | None, root: bool = False
     ) -> ConversationRecord:
+        """Create a conversation as part of a transaction, with all that belongs to it (rule H18)."""
         record = tx.create_conversation(owner=owner, root=root)
         wanted = agent or Agent()
         draft = await tx.draft(Agent, conversation=record.id)

@@ -9,6 +9,7 @@ since repeated attempts are paid for; entries of kinds declared unordered are co
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,10 +36,12 @@ Normal: TypeAlias = dict[str, list[dict[str, JsonValue]]]
 """Lists of records by what they are: conversations, entries, submissions, tasks, documents."""
 
 MAX_DIFFERENCES = 20
+DERIVED = re.compile(r"(pi\.(?:subagent|message|report):)(\d+)")
+"""Request ids that hold the id of a task."""
 
 BUILTIN_IDS: Mapping[str, frozenset[str]] = {
     ASSISTANT: frozenset({"calls"}),
-    TOOL_RESULT: frozenset({"task", "caller"}),
+    TOOL_RESULT: frozenset({"task", "caller", "conversation"}),
     "pi.tool": frozenset({"after", "caller", "result"}),
     "pi.inbox": frozenset({"id"}),
     "pi.live": frozenset({"task", "inputs", "run"}),
@@ -175,7 +178,7 @@ class _Normaliser:
         self._label_tree()
         records, rank = self._records, self._ranks
         submissions = sorted(
-            records.submissions, key=lambda s: (rank.get(s.conversation_id, 0), s.request_id or "", s.id)
+            records.submissions, key=lambda s: (rank.get(s.conversation_id, 0), self._request_id(s) or "", s.id)
         )
         for number, submission in enumerate(submissions, 1):
             self._labels[submission.id] = f"s{number}"
@@ -295,7 +298,7 @@ class _Normaliser:
         return {
             "submission": self._label(record.id),
             "conversation": self._label(record.conversation_id),
-            "request_id": record.request_id,
+            "request_id": self._request_id(record),
             "type": record.type,
             "digest": record.digest,
             "status": record.status,
@@ -304,6 +307,11 @@ class _Normaliser:
             "reason": record.reason,
             "detail": record.detail,
         }
+
+    def _request_id(self, record: SubmissionRecord) -> str | None:
+        """One that is derived from a task names it by its label."""
+        derived = None if record.request_id is None else DERIVED.fullmatch(record.request_id)
+        return record.request_id if derived is None else f"{derived[1]}{self._label(int(derived[2]))}"
 
     def _task(self, record: TaskRecord) -> dict[str, JsonValue]:
         state = record.state

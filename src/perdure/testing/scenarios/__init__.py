@@ -16,6 +16,7 @@ from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.limits import LIMITS
 from perdure.testing.scenarios.nested import NESTED
 from perdure.testing.scenarios.runs import RUNS
+from perdure.testing.scenarios.subagents import SUBAGENTS
 from perdure.testing.scenarios.tasks import TASKS
 from perdure.testing.scenarios.tools import TOOLS
 from perdure.testing.simulation import Scenario
@@ -33,6 +34,7 @@ ALL = (
     *APPROVALS,
     *CONTROL,
     *NESTED,
+    *SUBAGENTS,
     *HOOKS,
     *CHANCE,
 )
