@@ -359,7 +359,10 @@ async def test_work_that_is_blocked_is_counted_though_nothing_is_committed_h284(
         async with (await harness.root()).commit() as tx:
             tx.create_task(Errand, None)
         storage = storage.snapshot()
+    async with Harness.open(storage.snapshot(), read_only=True, telemetry=told.telemetry):
+        assert told.counts("perdure.tasks.live") == {}
     async with opened(None, storage=storage, telemetry=told.telemetry) as harness:
+        assert told.counts("perdure.tasks.live") == {(): 1}, "it was there as the store was opened"
         seq = harness.session.seq
         harness.resume()
         assert harness.session.seq == seq

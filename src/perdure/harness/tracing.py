@@ -94,6 +94,8 @@ class Tracing:
         self._tasks = tasks
         tasks.on_blocked(lambda _: self._recount())  # neither takes a commit
         tasks.on_unblocked(lambda _: self._recount())
+        if not self._session.info.read_only:  # else they are counted where the store is owned
+            self._recount()  # what waits for long may not commit for long
 
     # --- what code tells ---------------------------------------------------------------------------------------
 
