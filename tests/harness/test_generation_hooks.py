@@ -135,6 +135,29 @@ async def test_a_change_that_cannot_be_sent_is_reported_and_skipped_h132(change)
     assert [(r.kind, r.extension, r.conversation) for r in reports] == [("pi.generation", "hooks", 1)]
 
 
+async def test_nothing_that_is_in_a_request_can_be_taken_out_h222() -> None:
+    refused: list[str] = []
+
+    @before_request
+    async def add(asked: HookRequest) -> RequestChange:
+        return RequestChange(add=[user("be quick")])
+
+    @before_request
+    async def clear(asked: HookRequest) -> None:
+        for part in (asked.request.messages, asked.request.tools):
+            try:
+                part.clear()  # type: ignore[attr-defined]
+            except AttributeError:
+                refused.append("refused")
+
+    model = Ear(say("done"))
+    async with world(model, clear, add, clear) as (_, root):
+        await (await root.submit("hi")).answer()
+    (sent,) = model.asked
+    assert refused == ["refused"] * 4
+    assert (len(sent.messages), len(sent.tools)) == (2, 1)
+
+
 # --- gates --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -237,6 +238,7 @@ class Odd(ScriptedModel):
     [
         (lambda r: [TextDelta("x")], "other: the stream ended without a message"),
         (lambda r: 1 / 0, "other: the model's adapter raised ZeroDivisionError: division by zero"),
+        (lambda r: sys.exit(3), "other: the model's adapter raised SystemExit: 3"),
         (
             lambda r: [
                 Finished(AssistantMessage(content=(), provider="p", model="m", stop_reason="error", error="no"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import Note, opened, transcript
@@ -133,14 +134,15 @@ async def test_sections_come_from_selected_extensions_and_know_the_conversation_
         assert systems(model) == ["# weather\n\nRain in 1."]
 
 
-async def test_a_section_that_raises_is_reported_and_stays_as_it_was_shown_k133() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no weather today"), SystemExit(3)])
+async def test_a_section_that_raises_is_reported_and_stays_as_it_was_shown_k133(error: BaseException) -> None:
     model = ScriptedModel(say("x"))
     broken = False
     reports = []
 
     def render(_info) -> str:
         if broken:
-            raise RuntimeError("no weather today")
+            raise error
         return "Rain."
 
     extensions = [Extension("one", sections=[PromptSection("weather", render)])]

@@ -61,7 +61,7 @@ async def ask(
             heard(event)
     except ModelError as failure:
         error = failure
-    except (Exception, asyncio.CancelledError) as failure:  # an adapter's own code; a run ends by it
+    except (Exception, SystemExit, asyncio.CancelledError) as failure:  # an adapter's own code; a run ends by it
         if isinstance(failure, asyncio.CancelledError) and not cancelled_itself():
             raise
         raised("the model's adapter raised", failure)

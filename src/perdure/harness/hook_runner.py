@@ -294,7 +294,7 @@ def _changed(request: ModelRequest, change: RequestChange) -> ModelRequest:
         raise ValueError(f"max_output is a number of tokens, at least 1, not {change.max_output!r}")
     return structs.replace(
         request,
-        messages=[*request.messages, *added] if added else request.messages,
+        messages=(*request.messages, *added) if added else request.messages,
         thinking=request.thinking if change.thinking is None else change.thinking,
         max_output=request.max_output if change.max_output is None else change.max_output,
     )

@@ -143,7 +143,7 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
     return ModelRequest(
         model=pinned.model,
         messages=await host.contexts.messages(conversation_id, pinned.through),
-        tools=specs,
+        tools=tuple(specs),  # hooks and adapters look at it, and change nothing
         thinking=pinned.thinking,
         session_key=pinned.session_key,
         attempt=pinned.attempt,
@@ -164,7 +164,7 @@ def _usable(host: Host, agent: Agent, conversation_id: int) -> tuple[list[AnyToo
     return tools, tuple(offered)
 
 
-def _report(host: Host, type: str, message: str, conversation_id: int, error: Exception) -> None:
+def _report(host: Host, type: str, message: str, conversation_id: int, error: BaseException) -> None:
     host.session.report(Report(type=type, message=message, conversation=conversation_id, error=error))
 
 
@@ -180,7 +180,7 @@ def _sections(host: Host, conversation_id: int, agent: Agent, tools: list[AnyToo
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
                 raise TypeError(f"a section renders as a text, not as {type(text).__name__}")
             texts.append((section.name, text))
-        except Exception as error:  # an extension's own code
+        except (Exception, SystemExit) as error:  # an extension's own code
             failed.add(section.name)
             said = f"the prompt section {section.name!r} raised; what was shown of it stays"
             _report(host, "section_failed", said, conversation_id, error)
