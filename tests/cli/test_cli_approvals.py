@@ -158,7 +158,7 @@ async def test_calls_are_denied_with_a_reason_and_decided_once_h303_h114(
         while len(pending := await harness.approvals()) < 2:
             await asyncio.sleep(0)
         listed = await perdure("approvals", "ls", store)
-        assert "    to: a\n      b\n" in listed.output
+        assert "    to: a\\x1b[31m\n      b\n" in listed.output
         denied = await perdure("approvals", "deny", store, pending[0].task, "--reason", "not\x07today")
         assert denied.output == f"denied: call {pending[0].task} of pay\n", denied.output
         stale = [question for question in await module.waiting(store) if question.task == pending[1].task]

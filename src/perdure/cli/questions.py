@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from perdure.cli.style import Line, line
-from perdure.cli.text import counted, lines_of, one_line, printable, shortened
+from perdure.cli.text import counted, printable, shortened
 from perdure.kernel.json import JsonValue
 
 MOST_LINES: Final = 200
@@ -28,17 +28,18 @@ def argument_lines(arguments: JsonValue, *, indent: str = "  ") -> list[Line]:
     return shown
 
 
+# Not as a terminal would show it at the end, like ``lines_of``: what is overwritten there would run all the same.
 def _texts(arguments: JsonValue) -> Iterator[str]:
     if not isinstance(arguments, dict):
-        yield one_line(json.dumps(arguments, ensure_ascii=False))
+        yield printable(json.dumps(arguments, ensure_ascii=False))
         return
     for name, value in arguments.items():
         if isinstance(value, str):
-            first, *rest = lines_of(value) or [""]
-            yield f"{printable(name)}: {first}"
-            yield from (f"  {text}" for text in rest)
+            first, *rest = value.split("\n")
+            yield f"{printable(name)}: {printable(first)}"
+            yield from (f"  {printable(text)}" for text in rest)
         else:
-            yield f"{printable(name)}: {one_line(json.dumps(value, ensure_ascii=False))}"
+            yield f"{printable(name)}: {printable(json.dumps(value, ensure_ascii=False))}"
 
 
 def who() -> str:
