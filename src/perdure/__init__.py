@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from perdure.harness.model import ModelRequest as ModelRequest
     from perdure.harness.model import Models as Models
     from perdure.harness.output import OutputLimits as OutputLimits
+    from perdure.harness.person import AnswerRefused as AnswerRefused
+    from perdure.harness.person import PersonQuestion as PersonQuestion
+    from perdure.harness.person import QuestionExpired as QuestionExpired
     from perdure.harness.reconcile import Done as Done
     from perdure.harness.reconcile import NeverHappened as NeverHappened
     from perdure.harness.reconcile import Unknown as Unknown
@@ -120,6 +123,7 @@ if TYPE_CHECKING:
     from perdure.telemetry import OpenTelemetry as OpenTelemetry
     from perdure.tools.coding import coding_tools as coding_tools
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
+    from perdure.tools.people import ask_user as ask_user
     from perdure.tools.subagents import Subagent as Subagent
     from perdure.tools.subagents import subagent as subagent
 
@@ -177,6 +181,11 @@ _HOME = {
         "Models",
     ),
     "perdure.harness.output": ("OutputLimits",),
+    "perdure.harness.person": (
+        "AnswerRefused",
+        "PersonQuestion",
+        "QuestionExpired",
+    ),
     "perdure.harness.reconcile": (
         "Done",
         "NeverHappened",
@@ -259,6 +268,7 @@ _HOME = {
     "perdure.telemetry": ("OpenTelemetry",),
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
+    "perdure.tools.people": ("ask_user",),
     "perdure.tools.subagents": ("Subagent", "subagent"),
 }
 """Module -> the public names that live there."""

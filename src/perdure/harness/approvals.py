@@ -98,11 +98,12 @@ def approval(harness: Harness, question: Question) -> Approval:
 async def pending(session: Session, *, conversation_id: int | None = None) -> list[Question]:
     """Those that can be decided now, by task. A store that is open for reading only is read as it is now."""
     now = session.clock.wall()
-    found = [question for record in await _live(session) for question in _question(record, now)]
+    found = [question for record in await live_tasks(session) for question in _question(record, now)]
     return [q for q in found if conversation_id is None or q.conversation_id == conversation_id]
 
 
-async def _live(session: Session) -> list[TaskRecord]:
+async def live_tasks(session: Session) -> list[TaskRecord]:
+    """By id; of a store that is open for reading only, as it is now."""
     if not session.info.read_only:
         return sorted(session.live.settled.values(), key=lambda record: record.id)
     found: list[TaskRecord] = []

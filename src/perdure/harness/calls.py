@@ -31,6 +31,7 @@ from perdure.harness.nested import CALLER_ENDED, NestedCalls, WaitTask
 from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
 from perdure.harness.output import DEFAULT_LIMITS
 from perdure.harness.permission import Permissions, RuleGone, permission_of
+from perdure.harness.person import People
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
 from perdure.harness.results import (
@@ -110,6 +111,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
             tracing=tracing,
             nested=self._nested,
             harness=harness,
+            people=People(session, wait=wait),
         )
         self._interruptions = Interruptions(
             session,

@@ -139,6 +139,13 @@ class LiveApproval(TypedDict):
     """None: it is still asked."""
 
 
+class LiveQuestion(TypedDict):
+    """What a call asks a person."""
+
+    text: str
+    expires_at: int
+
+
 class LiveTool(TypedDict):
     """A tool call on its way, by task id."""
 
@@ -155,6 +162,8 @@ class LiveTool(TypedDict):
     diagnostics: list[str]
     caller: NotRequired[int]
     """The call that made this one; absent: the model did."""
+    questions: NotRequired[dict[str, LiveQuestion]]
+    """What it asks a person and waits for, by task id."""
 
 
 class LiveRetry(TypedDict):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from perdure.harness.documents import Live, ToolInput
 from perdure.harness.environment import EnvironmentLost, EnvironmentUnusable
 from perdure.harness.foreign import cancelled_itself
-from perdure.harness.handle import CallStream, MakeCall, ToolCall
+from perdure.harness.handle import AskPerson, CallStream, MakeCall, ToolCall
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.hooks import HookCall
 from perdure.harness.nested import NestedCalls
 from perdure.harness.opened import OpenedCall, Openings
 from perdure.harness.patience import TimedOut, within
+from perdure.harness.person import People, QuestionExpired
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.results import CallResult, bounded_result, error_result, live_tool, tool_failed
 from perdure.harness.scopes import TOOL_TASK, CallIntent
@@ -47,10 +48,12 @@ class Execution:
         tracing: Tracing | None,
         nested: NestedCalls,
         harness: Harness | None,
+        people: People,
     ) -> None:
         self._session = session
         self._nested = nested
         self._harness = harness
+        self._people = people
         self._openings = openings
         self._hooks = hooks
         self._progress = progress
@@ -81,7 +84,8 @@ class Execution:
     async def _execute(self, run: Run[ToolInput, int | None, CallIntent], opened: OpenedCall) -> ToolResult:
         """Run the tool's function; whatever it raises is a result."""
         tool, stream = opened.tool, opened.stream
-        handle = handle_of(run, opened, stream, make_call=partial(self._nested.call, run), harness=self._harness)
+        make_call, ask_person = partial(self._nested.call, run), partial(self._people.ask, run)
+        handle = handle_of(run, opened, stream, make_call=make_call, ask_person=ask_person, harness=self._harness)
         self._nested.began(run.id)
         progress = self._progress.open(run.conversation_id, _writer(run, stream))
         stream.touch = progress.touch
@@ -99,6 +103,8 @@ class Execution:
                 on_overdue=partial(self._tell_overdue, run),
             )
             return tool.to_result(ended)
+        except QuestionExpired as error:
+            return ToolResult(str(error), is_error=True, code="expired")
         except TimedOut:
             text = f"The call took longer than {tool.timeout_ms} ms and was stopped."
             return ToolResult(text, is_error=True, code="timeout")
@@ -133,8 +139,10 @@ def handle_of(
     run: Run[ToolInput, int | None, Any],
     opened: OpenedCall,
     stream: CallStream,
+    *,
     make_call: MakeCall | None = None,
     harness: Harness | None = None,
+    ask_person: AskPerson | None = None,
 ) -> ToolCall:
     restarts = max(run.restarts, 1) if opened.rerun else 0
     return ToolCall(
@@ -149,6 +157,7 @@ def handle_of(
         memo=run.memo,
         make_call=make_call,
         harness=harness,
+        ask_person=ask_person,
     )
 
 

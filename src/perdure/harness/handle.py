@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, overload
 
 from perdure.harness.documents import LiveTool
 from perdure.harness.output import Bounded, LiveOutput, OutputLimits
@@ -38,6 +38,14 @@ class CallConflict(CallRefused):
 
 MakeCall: TypeAlias = "Callable[[str, Mapping[str, JsonValue], str], Awaitable[ToolResult]]"
 """Makes a nested call: the tool's name, the arguments, the key."""
+
+
+AskPerson: TypeAlias = Callable[[str, type[object], int, str | None], Awaitable[object]]
+"""Asks a person: the question, the type of the answer, how long it waits in ms, the key."""
+
+T = TypeVar("T")
+
+DAY_MS: Final = 86_400_000
 
 
 class CallStream:
@@ -125,6 +133,7 @@ class ToolCall:
         memo: Callable[[str, JsonValue], Awaitable[JsonValue]] | None = None,
         make_call: MakeCall | None = None,
         harness: Harness | None = None,
+        ask_person: AskPerson | None = None,
     ) -> None:
         self.id = id
         """The call's own id, the one of its task. (A provider's id of it is only a label and may repeat.)"""
@@ -142,6 +151,7 @@ class ToolCall:
         self._memo = memo
         self._make_call = make_call
         self._harness = harness
+        self._ask_person = ask_person
         self._memos: dict[str, JsonValue] = {}
         self._ended = False
         self._thread = threading.get_ident()
@@ -195,6 +205,29 @@ class ToolCall:
         if self._memo is None:
             return self._memos.setdefault(name, copy_json(value, at="memo"))
         return await self._memo(name, value)
+
+    @overload
+    async def ask(self, question: str, /, *, expire_after_ms: int = DAY_MS, key: str | None = None) -> str: ...
+    @overload
+    async def ask(
+        self, question: str, kind: type[T], /, *, expire_after_ms: int = DAY_MS, key: str | None = None
+    ) -> T: ...
+    async def ask(
+        self, question: str, kind: type[object] = str, /, *, expire_after_ms: int = DAY_MS, key: str | None = None
+    ) -> object:
+        """Ask a person, and return the answer as ``kind`` (rules H329 to H332).
+
+        The question is stored, with the JSON Schema of its answer, and waits for ``harness.questions()`` of this or any
+        later process; a rerun finds it, and its answer. So the tool is one that may be run again: ``replay="safe"``.
+        The same question of the same kind is one question; ``key`` makes it another.
+
+        Raises QuestionExpired after ``expire_after_ms`` (a day); CallConflict, CallRefused; ToolError if it was
+        withdrawn.
+        """
+        self._check()
+        if self._ask_person is None:
+            raise CallRefused(f"call {self.id} of {self.name!r} can ask nobody here: only a running tool can")
+        return await self._ask_person(question, kind, expire_after_ms, key)
 
     async def call(self, name: str, arguments: Mapping[str, JsonValue] | None = None, *, key: str) -> ToolResult:
         """Call a tool of the conversation, and return its result; errors are results too (rules H109, H340 to H346).

@@ -32,6 +32,7 @@ from perdure.harness.inbox import Content, InputMode, admit, place
 from perdure.harness.limits import LimitCheck, Limits
 from perdure.harness.mail import Mailroom
 from perdure.harness.model import Models, installed_models
+from perdure.harness.person import PersonQuestion, QuestionTask, questions
 from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Extension, Registry, Setup
@@ -137,7 +138,7 @@ class Harness:
         # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
         session.derive(generation.derive)
         session.derive(count_deleted)
-        task_registry.install(generation, calls, CompactionTask(self._host, drain_ms=drain_ms))
+        task_registry.install(generation, calls, CompactionTask(self._host, drain_ms=drain_ms), QuestionTask())
 
     # --- opening and closing -----------------------------------------------------------------------------------
 
@@ -442,6 +443,12 @@ class Harness:
         Raises NotFound, TaskEnded, NotJson.
         """
         return await self.tasks.send_signal(task, name, value, context=context)
+
+    # --- people ------------------------------------------------------------------------------------------------
+
+    async def questions(self, *, context: Context | None = None) -> list[PersonQuestion]:
+        """What tools ask and wait for, by task; also of a store that another process has (rule H330). Runs nothing."""
+        return await bounded(questions(self.session, self), context)
 
     # --- approvals ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ and one that was posted to a closed store is done at the next open.
   ``{submission}``, to withdraw it; the answer is ``{aborted}``
 - ``delete``: ``{conversations, abort?}``; the answer is ``{deleted}``, all that went
 - ``signal``: ``{task, name, value}``; the answer is ``{first}``
+- ``answer``: ``{task, value}``, of a question; the answer is ``{first}``
 - ``approval``: ``{task, allow, digest, reason?, arguments?, by?}``, a decision; the answer is ``{first}``. One with
   edited arguments is left for an opening that has the tool
 - ``approval-rule``: ``{add: {tool, effect?, arguments?, only?, by?, note?}}`` or ``{remove: id}``; the answer is
@@ -28,6 +29,7 @@ from perdure.harness.deletion import delete_conversations
 from perdure.harness.documents import Live
 from perdure.harness.inbox import InputMode, input_content, withdraw, withdraw_one
 from perdure.harness.messages import UserPart
+from perdure.harness.person import WantedAnswer, answer
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.reports import Report
@@ -86,6 +88,7 @@ class Mailroom:
             "abort": self._abort,
             "delete": self._delete,
             "signal": self._signal,
+            "answer": self._answer_question,
             "approval": self._approval,
             "approval-rule": self._approval_rule,
         }
@@ -154,6 +157,12 @@ class Mailroom:
         value: JsonValue = msgspec.json.decode(wanted.value)
         async with self._harness.session.commit() as tx:
             first = await self._harness.tasks.put_signal(tx, wanted.task, wanted.name, value)
+            tx.reply(mail.id, ok=True, result={"first": first})
+
+    async def _answer_question(self, mail: Mail) -> None:
+        wanted = msgspec.json.decode(mail.body, type=WantedAnswer)
+        async with self._harness.session.commit() as tx:
+            first = await answer(self._harness, tx, wanted)
             tx.reply(mail.id, ok=True, result={"first": first})
 
     async def _approval(self, mail: Mail) -> None:

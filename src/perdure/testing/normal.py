@@ -55,8 +55,12 @@ TIMES = frozenset({"run_ms"})
 """Numbers of those that are times, which say nothing about what was done."""
 RANDOM = frozenset({"pi.provider"})
 """Documents that hold a nonce."""
-DATED: Mapping[str, frozenset[str]] = {"pi.live": frozenset({"at"}), "pi.approval-rules": frozenset({"at"})}
-"""JSON fields of built-in documents that hold times, and last."""
+DATED: Mapping[str, frozenset[str]] = {
+    "pi.live": frozenset({"at"}),
+    "pi.approval-rules": frozenset({"at"}),
+    "pi.question": frozenset({"asked_at", "expires_at"}),
+}
+"""JSON fields of built-in documents and tasks that hold times, and last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +327,7 @@ class _Normaliser:
             "owner": self._label(record.owner),
             "background": record.background,
             "abort_requested": record.abort_requested,
-            "input": self._relabel(record.kind, record.input),
+            "input": self._value(record.kind, record.input),
             "status": record.status,
             "phase": getattr(state, "phase", None),
             "outcome": self._relabel(record.kind, _plain(record.outcome)),

@@ -15,6 +15,7 @@ from perdure.testing.scenarios.hooks import HOOKS
 from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.limits import LIMITS
 from perdure.testing.scenarios.nested import NESTED
+from perdure.testing.scenarios.people import PEOPLE
 from perdure.testing.scenarios.runs import RUNS
 from perdure.testing.scenarios.subagents import SUBAGENTS
 from perdure.testing.scenarios.tasks import TASKS
@@ -33,6 +34,7 @@ ALL = (
     *TOOLS,
     *APPROVALS,
     *CONTROL,
+    *PEOPLE,
     *NESTED,
     *SUBAGENTS,
     *HOOKS,
