@@ -105,6 +105,25 @@ async def limit_withdraws(host: Host) -> None:
     await _queue(host, "withdraw")
 
 
+async def limit_in_later_lives(host: Host) -> None:
+    """A host that comes back with a limit sends nothing any more: not what it has admitted, nor what was cut off."""
+    later = bool(host.notes.get("begun"))
+    host.notes["begun"] = True
+
+    def script(request: ModelRequest) -> Reply:
+        assert not later, "a request is sent beyond the limit"
+        if isinstance(request.messages[-1], ToolResultMessage):
+            return say(f"It is {request.messages[-1].text}, as far as can be told.")
+        return call("measure", place="here")
+
+    limits = Limits(turns=0) if later else None
+    async with open_harness(
+        host, script, tools=[measure(host)], per_event=0.5, conversation_limits=limits, limits=limits
+    ) as (_, root):
+        record = await (await root.submit("measure", request_id="measure")).wait()
+        assert record.reason == "limit" or record.answer is not None
+
+
 LIMITS = (
     scenario(limit_at_admission),
     scenario(limit_of_session, deletes=True),
@@ -112,4 +131,5 @@ LIMITS = (
     scenario(limit_keeps_queue),
     scenario(limit_continues),
     scenario(limit_withdraws),
+    scenario(limit_in_later_lives, any_effects=True, steady=False),
 )
