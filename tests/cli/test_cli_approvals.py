@@ -83,7 +83,7 @@ async def task_of(store: Path) -> int:
 async def test_a_killed_host_finds_what_was_decided_while_nobody_had_the_store_h111_h113(
     tmp_path: Path, hosts: list[Process]
 ) -> None:
-    """Field notes: approvals kept in memory are lost at a restart and cannot be listed."""
+    """What is asked and what is said to it are in the store, not in a process."""
     store = tmp_path / "till.db"
     hosts.append(Process(store))
     assert hosts[0].hears() == "asked"

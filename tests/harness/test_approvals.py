@@ -441,7 +441,7 @@ class Killed:
 
 
 async def test_approvals_outlive_a_kill_and_are_listed_and_decided_afterwards_h110_h111() -> None:
-    """Field notes: approvals kept in memory are lost at a restart and cannot be listed."""
+    """Kept in memory they would be lost at a restart, and nobody could list them."""
     world = Killed(Till())
     async with world.open() as harness:
         submission, _ = await ask(harness)
@@ -456,7 +456,7 @@ async def test_approvals_outlive_a_kill_and_are_listed_and_decided_afterwards_h1
 
 
 async def test_a_decision_is_not_lost_between_it_and_the_intent_h113_h302() -> None:
-    """Field notes: an approval is consumed, the run fails before the tool ran, the answer is lost."""
+    """The process ends after the decision and before the tool ran: the answer of whoever decided is not lost."""
     world = Killed(Till())
     async with world.open() as harness:
         submission, root = await ask(harness)

@@ -12,6 +12,8 @@ from perdure.harness.generation import GenerationTask
 from perdure.harness.hooks import HookCall, before_tool
 from perdure.harness.interruption import Interruptions
 from perdure.harness.model import ModelRequest
+from perdure.harness.opened import Refused
+from perdure.harness.permission import Permissions
 from perdure.harness.tool import tool
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
@@ -134,6 +136,21 @@ def test_a_safe_call_that_ends_interrupted_is_found_p6(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Interruptions, "decide", give_up)
     assert "was interrupted, which only an unsafe one may be" in problems(explore(SCENARIOS["parallel-tools"], twice=0))
+
+
+def test_a_call_that_runs_without_its_approval_is_found_h110(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Permissions, "may_ask", lambda self, tool: False)
+    said = problems(explore(SCENARIOS["approval-allowed"], twice=0))
+    assert "has its intent, and nobody allowed it" in said
+
+
+def test_a_call_that_is_asked_about_again_after_its_decision_is_found_h302(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgotten(self, run):
+        raise Refused("expired", "the decision was lost")
+
+    monkeypatch.setattr(Permissions, "decided", forgotten)
+    said = problems(explore(SCENARIOS["approval-unconsumed"], twice=0))
+    assert "the calls ended ['expired', 'expired'], not [None, None]" in said
 
 
 # --- programs and models ---------------------------------------------------------------------------------------
