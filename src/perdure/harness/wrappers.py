@@ -11,7 +11,8 @@ from perdure.harness.tool import ToolError
 from perdure.kernel.errors import PerdureError
 
 Wrapper: TypeAlias = Callable[[ToolCall, Callable[[], Awaitable[object]]], Awaitable[object]]
-"""Runs around a tool: ``async def around(call, run): ... return await run()``. What it returns is the tool's value."""
+"""Runs around a tool: ``async def around(call, run): ... return await run()``. What it returns is the tool's value; a
+tool that still runs then is stopped."""
 
 
 class RunTwice(PerdureError):
