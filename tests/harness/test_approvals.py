@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
 from harness.doubles import ManualClock
 from harness.kit import Commits, opened, rest
+from harness.test_tool_scopes import Environment
 from perdure.events import ApprovalDecided, ApprovalRequested, ToolEnd
 from perdure.harness.approval import ApprovalQuestion, ApprovalRefused, Approvals, RequiresApproval, call_digest
 from perdure.harness.approvals import Approval
@@ -28,6 +31,7 @@ from perdure.kernel.errors import NotFound, StorageError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import Completed
 from perdure.storage.memory import MemoryStorage
+from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.model import ScriptedModel, call, calls, say
 
 
@@ -544,3 +548,85 @@ async def test_a_reader_lists_them_and_cannot_decide_h111() -> None:
         assert approval.arguments == {"to": "me"}
         with pytest.raises(StorageError, match="reading only"):
             await approval.allow()
+
+
+async def test_a_reader_that_is_open_sees_what_its_host_asks_meanwhile_h111(tmp_path: Path) -> None:
+    till, path = Till(), tmp_path / "agent.db"
+    async with Harness.open(
+        SqliteStorage(path), models=model(call("pay", to="me")), extensions=[Extension("x", tools=[till.tool])]
+    ) as harness:
+        await harness.root()
+        async with Harness.open(SqliteStorage(path), read_only=True) as reader:
+            assert await reader.approvals() == []
+            submission = await (await harness.root()).submit("Pay.")
+            while not (asked := await harness.approvals()):
+                await asyncio.sleep(0)
+            assert await reader.approvals() == asked
+            assert await reader.handle(1).approvals() == asked
+            assert await reader.handle(2).approvals() == []
+            await asked[0].allow()
+            await submission.answer()
+            assert await reader.approvals() == []
+
+
+# --- with scopes and nested calls ------------------------------------------------------------------------------
+
+
+async def test_a_call_that_waits_has_not_entered_its_environment_h301() -> None:
+    environment = Environment()
+    held = environment.scope.asked
+
+    @tool(requires_approval=True)
+    async def work(env: ExecutionEnvironment) -> str:
+        """Work."""
+        return "worked"
+
+    clock, policy = ManualClock(), Approvals(expire_after_ms=1_000)
+    async with opened(
+        model(call("work"), call("work")),
+        tools=(work,),
+        environment=cast("ExecutionEnvironment", environment),
+        clock=clock,
+        approvals=policy,
+    ) as harness:
+        submission, root = await ask(harness)
+        assert held == ["attach []"]
+        first, second = await harness.approvals()
+        await first.allow()
+        await rest()
+        assert [what.split()[0] for what in held[1:]] == ["enter", "before_intent", "capture", "before_result", "leave"]
+        held.clear()
+        async with environment.scope.turn:  # another call has it
+            await second.allow()
+            await rest()
+            clock.now += 1
+        await submission.answer()
+        assert held == ["enter work", "leave False"]
+        assert sorted(str(code) for code, _ in await results(root)) == ["None", "expired"]
+
+
+async def test_a_nested_call_is_asked_about_too_and_its_caller_waits_h109_h110() -> None:
+    till, got = Till(), []
+
+    @tool
+    async def outer(call: ToolCall) -> str:
+        """Call another tool."""
+        for key, to in (("a", "me"), ("b", "you")):
+            got.append(await call.call("pay", {"to": to}, key=key))
+        return "called"
+
+    async with opened(model(call("outer")), tools=(outer, till.tool)) as harness:
+        submission, root = await ask(harness)
+        first = await the_one(harness)
+        assert (first.tool, got) == ("pay", [])
+        await first.allow(arguments={"to": "ada", "amount": 3})
+        await rest()
+        await (await the_one(harness)).deny("no")
+        assert (await submission.answer()).text == "done"
+        assert [(result.text, result.code) for result in got] == [
+            ("paid ada 3", None),
+            ("The call was denied: no", "denied"),
+        ]
+        entry = next(e for e in await root.entries() if e.kind == TOOL_RESULT and e.by_task == first.task)
+        (told,) = entry.data_as(ToolResultData).diagnostics
+        assert '{"to":"ada","amount":3}' in told

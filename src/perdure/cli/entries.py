@@ -207,7 +207,9 @@ def excerpt(lines: Sequence[str], *, head: int = HEAD, tail: int = TAIL) -> list
 
 
 def running_lines(tool: LiveTool) -> list[Line]:
-    """The end of the output of a call that is open."""
+    """The end of the output of a call that is open, or what it waits for."""
+    if tool["state"] == "approval":
+        return [line("  waits to be allowed; nothing of it was done", "warning")]
     output = lines_of(tool["output"])
     left_out = tool["dropped_lines"] + max(0, len(output) - TAIL)
     before = [line(f"  ┆ {counted(left_out, 'line')}", "dim")] if output and left_out else []

@@ -391,7 +391,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         """The commit that ends the call."""
         intent = run.checkpoint
         if isinstance(intent, CallIntent) and intent.approval is not None and intent.approval.edited:
-            result = with_edited_arguments(result, intent.arguments)
+            result = with_edited_arguments(result, intent.arguments, nested=run.input.caller is not None)
         try:
             async with run.commit() as tx:
                 if scoped is not None:

@@ -106,9 +106,12 @@ def error_result(
     )
 
 
-def with_edited_arguments(result: CallResult, arguments: msgspec.Raw) -> CallResult:
-    """The result of a call whose arguments a person changed: the model is told with what it ran."""
+def with_edited_arguments(result: CallResult, arguments: msgspec.Raw, *, nested: bool) -> CallResult:
+    """The result of a call whose arguments a person changed: the model is told with what it ran. What a tool gets of a
+    nested call is what was made of it: there it is a diagnostic."""
     words = f"The arguments of this call were changed before it was allowed. It ran with: {bytes(arguments).decode()}"
+    if nested:
+        return replace(result, diagnostics=_diagnostics((words, *result.diagnostics)))
     return replace(result, content=(Text(bound(words, WORDS).text), *result.content))
 
 

@@ -11,6 +11,7 @@ import typer
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
 from perdure.cli.errors import CommandError
 from perdure.cli.questions import argument_lines, who
+from perdure.cli.secrets import Secrets
 from perdure.cli.stores import looking
 from perdure.cli.style import Line, rendered
 from perdure.cli.text import one_line, when
@@ -19,6 +20,8 @@ from perdure.harness.approvals import Question, pending
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import JsonValue, decode_json
+
+_secrets = Secrets()
 
 
 async def waiting(path: Path) -> list[Question]:
@@ -41,7 +44,7 @@ def render(found: list[Question], *, as_json: bool) -> None:
         )
         lines: list[Line] = argument_lines(question.arguments, indent="    ")
         for each in lines:
-            typer.echo(rendered(each, "none"))
+            typer.echo(_secrets.hide(rendered(each, "none")))
 
 
 async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: str | None = None) -> int:

@@ -78,7 +78,7 @@ def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
     if tool["state"] == "approval":
-        return [line("  waits to be allowed; nothing of it was done", "warning")]
+        return running_lines(tool)
     lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"], by="tool" if "caller" in tool else "model")
     if in_space and known is not None and known.effects == "space":
