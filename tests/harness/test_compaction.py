@@ -295,6 +295,16 @@ async def test_an_overflow_without_a_way_out_ends_the_run_h139(why: str) -> None
         assert summaries(scripted) == []
 
 
+async def test_an_input_alone_is_no_history_also_before_the_prompt_h139_h202() -> None:
+    """The prompt is told behind the first input: what it says is not what stays."""
+    scripted = model(lambda request: fail("overflow", "too long for me"), window=400_000)
+    async with opened(scripted, instructions="Be kind.") as harness:
+        root = await harness.root()
+        record = await (await root.submit(LONG)).wait()
+        assert (record.reason, record.detail) == ("model_error", "overflow: too long for me")
+        assert len(scripted.requests) == 1
+
+
 async def test_an_overflow_whose_compaction_fails_names_both_h139_h212() -> None:
     scripted = model(overflowing(4), summary=lambda request: fail("refused", "not that"), window=400_000)
     reports: Reports = []

@@ -408,13 +408,13 @@ class ModelContext:
 
         Never where a call and its result would be separated (rules H138, H202); of a call whose task is not ``alive``
         none comes any more. None: what is before, and no earlier summary, is less than ``least`` tokens. The newest
-        entry always stays.
+        entry that counts always stays.
         """
         sums, first = self._sums, self._first
         if not sums:
             return None
-        # The newest place behind which enough is kept.
-        at = min(bisect_right(sums, sums[-1] - keep), len(sums) - 1)
+        # The newest place behind which enough is kept; the prompt, told behind an input, counts as nothing.
+        at = min(bisect_right(sums, sums[-1] - keep), bisect_left(sums, sums[-1]))
         over = [call.slot for call in self._open if call.task is None or not alive(call.task)]
         before = sums[0] if first else 0
         while at > first and sums[at - 1] - before >= max(least, 1):
