@@ -86,6 +86,10 @@ class CommandNotStarted(PerdureError):
     """No process was made: the program or the directory is missing, or the arguments are too long."""
 
 
+class NoSuchCommand(PerdureError):
+    """No command in the background has this id, or not any more; or it is not for this process to stop."""
+
+
 class ProcessesRemain(PerdureError):
     """Processes of a command outlived SIGKILL and a bounded wait. Nobody may call it stopped."""
 
@@ -196,6 +200,28 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     disk."""
 
 
+BackgroundState: TypeAlias = Literal["running", "exited", "stopped", "lost"]
+"""``stopped``: ended by somebody, or for its output. ``lost``: it runs no longer, and how it ended nobody knows."""
+
+
+class BackgroundCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that was started in the background, as it is now (rules H366 to H369)."""
+
+    id: str
+    command: str
+    """Its first 200 characters."""
+    state: BackgroundState
+    exit_code: int | None = None
+    """Of one that exited, if no signal ended it."""
+    signal: int | None = None
+    started_at: int
+    """Milliseconds UTC."""
+    output_bytes: int = 0
+    """So far."""
+    reason: str = ""
+    """What stopped it, or why it is lost."""
+
+
 class ExecutionEnvironment(Protocol):
     """Files below one root, and commands that run there.
 
@@ -296,6 +322,33 @@ class ExecutionEnvironment(Protocol):
         byte once, in order, in chunks of no meaning. Cancelling the call stops the command; it returns when
         nothing of it is left. Raises CommandNotStarted, and ProcessesRemain when it could not be stopped.
         """
+        ...
+
+    async def start_background(self, command: str) -> BackgroundCommand:
+        """Run a shell command and return while it runs. At most 8 run at once, and one that writes more than 64 MiB is
+        stopped. Raises CommandNotStarted."""
+        ...
+
+    async def background(self) -> tuple[BackgroundCommand, ...]:
+        """Those that run and those of the last 32 that do not, the oldest first; of earlier processes too."""
+        ...
+
+    async def read_background(
+        self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
+    ) -> tuple[BackgroundCommand, bytes]:
+        """How a command is, and its output from ``offset``, at most ``length`` bytes (1 MiB).
+
+        While it runs, up to ``wait_ms`` (10 minutes) are waited for output past ``offset``, or with ``until_exit`` for
+        its end. Raises NoSuchCommand.
+        """
+        ...
+
+    async def stop_background(self, id: str) -> BackgroundCommand:
+        """End it and all it left; one that has ended stays what it is. Raises NoSuchCommand, ProcessesRemain."""
+        ...
+
+    async def end_background(self) -> None:
+        """The session that used this environment closes: what must not outlive it is ended."""
         ...
 
 

@@ -43,19 +43,20 @@ class CommandSpec:
     env: dict[str, str]
     tag: str
     timeout_ms: int | None
-    on_output: Callable[[bytes], None] | None
     grace_ms: int
     """Between SIGTERM and SIGKILL."""
+    on_start: Callable[[], None] | None = None
+    """Called when its process is there."""
 
 
-async def run(spec: CommandSpec, spills: Spills, threads: Threads, files: Threads) -> ExecResult:
+async def run(spec: CommandSpec, output: CommandOutput, threads: Threads) -> ExecResult:
     """Run it until nothing of it is left, also when the caller is cancelled: then that is raised afterwards.
 
-    ``files``: where its output is kept; a disk that hangs there does not keep ``threads`` from ending processes.
-    Raises CommandNotStarted; ProcessesRemain, in place of the cancellation too; and what ``on_output``
+    ``output`` has threads of its own: a disk that hangs there does not keep ``threads`` from ending processes.
+    Raises CommandNotStarted; ProcessesRemain, in place of the cancellation too; and what taking the output
     raises.
     """
-    command = _Command(spec, threads, CommandOutput(spills, files, spec.on_output))
+    command = _Command(spec, threads, output)
     # In a task of its own, because ending the processes takes several steps that no cancellation may cut off.
     task = asyncio.create_task(command.supervise())
     cancelled: asyncio.CancelledError | None = None
@@ -182,6 +183,8 @@ class _Command:
             process = self._process
             assert process is not None
             self._watch_exit(process)
+            if self._spec.on_start is not None:
+                self._spec.on_start()
             pump = asyncio.create_task(self._pump())
             timed_out = await self._first_event(pump, began)
             duration = self._loop.time() - began

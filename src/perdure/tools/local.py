@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 from perdure.harness.environment import (
+    BackgroundCommand,
     CallScope,
     ExecResult,
     ExecutionEnvironment,
@@ -22,7 +23,8 @@ from perdure.harness.environment import (
     OpenCall,
 )
 from perdure.tools import processes
-from perdure.tools.command import CommandSpec, end, run
+from perdure.tools.background import LocalBackground
+from perdure.tools.command import CommandOutput, CommandSpec, end, run
 from perdure.tools.searching import Searcher, found_ripgrep
 from perdure.tools.spills import Spills
 from perdure.tools.threads import Threads
@@ -43,8 +45,9 @@ class LocalEnvironment:
 
     When ``exec`` returns or raises, nothing that its command started runs any more (T90), on a normal exit, a
     time-out and a cancellation alike: background processes, and those that left its session, too. How they
-    are found, and which are not, is told in ``perdure.tools.processes``. What a host that was killed left
-    running in this workspace is ended before the first command or change of the next.
+    are found, and which are not, is told in ``perdure.tools.processes``. What is started in the background runs until
+    it ends, is stopped, or the session or the event loop closes (rule H368). What a host that was killed left running
+    in this workspace is ended before the first command or change of the next.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class LocalEnvironment:
         self._files = Threads("files", 4)
         self._commands = Threads("commands", 4)
         self._searcher = Searcher(self._workspace, Threads("search", 2), confine=confine, ripgrep=found_ripgrep())
+        self._background = LocalBackground(self, self._spills, self._commands, self._files, self._specify)
         self._sweeping = asyncio.Lock()
         self._swept = False
 
@@ -149,18 +153,53 @@ class LocalEnvironment:
             raise ValueError(f"a time-out is at least 1 ms, not {timeout_ms}")
         await self._sweep()
         directory = await self._files.call(self._workspace.directory, "." if cwd is None else cwd)
+        spec = self._specification(argv, directory, env, timeout_ms)
+        return await run(spec, CommandOutput(self._spills, self._files, on_output), self._commands)
+
+    async def start_background(self, command: str) -> BackgroundCommand:
+        await self._sweep()
+        return await self._background.start(command)
+
+    async def background(self) -> tuple[BackgroundCommand, ...]:
+        return tuple([await self._seen(command) for command in await self._background.all()])
+
+    async def read_background(
+        self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
+    ) -> tuple[BackgroundCommand, bytes]:
+        command, data = await self._background.read(
+            id, offset=offset, length=length, wait_ms=wait_ms, until_exit=until_exit
+        )
+        return await self._seen(command), data
+
+    async def stop_background(self, id: str) -> BackgroundCommand:
+        return await self._seen(await self._background.stop(id))
+
+    async def end_background(self) -> None:
+        await self._background.end()
+
+    async def _seen(self, command: BackgroundCommand) -> BackgroundCommand:
+        """Nobody is told that a command is lost while something of it may run on."""
+        if command.state == "lost":
+            await self._sweep()
+        return command
+
+    def _specify(self, command: str) -> CommandSpec:
+        """Of a command in the background."""
+        return self._specification([*self._shell, command], self._workspace.directory("."), None, None)
+
+    def _specification(
+        self, argv: list[str], directory: str, env: Mapping[str, str] | None, timeout_ms: int | None
+    ) -> CommandSpec:
         tag = f"{self._id}:{processes.HostMark.own().text}:{secrets.token_hex(8)}"
         variables = {**(os.environ if self._env is None else self._env), **(env or {})}
-        spec = CommandSpec(
+        return CommandSpec(
             argv=argv,
             cwd=directory,
             env=processes.tagged(variables, tag),
             tag=tag,
             timeout_ms=timeout_ms,
-            on_output=on_output,
             grace_ms=self._grace_ms,
         )
-        return await run(spec, self._spills, self._commands, self._files)
 
     def _readable(self, path: str) -> Workspace:
         """Kept outputs may be read, too, though they lie outside the workspace."""

@@ -1,0 +1,379 @@
+"""Commands that run in the background on this machine, and what is known of them later (rules H366 to H368).
+
+Each has a record and its output beside the kept outputs, on disk before its process is there. What runs is known in the
+memory of the host that runs it; a record without an end whose host is gone is that of a command that is lost, since the
+next host of the workspace ends what the dead one left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from perdure.harness.environment import (
+    BackgroundCommand,
+    BackgroundState,
+    CommandNotStarted,
+    NoSuchCommand,
+    ProcessesRemain,
+)
+from perdure.tools.command import CommandOutput, CommandSpec, run
+from perdure.tools.processes import HostMark
+from perdure.tools.spills import Spills
+from perdure.tools.threads import Threads
+
+MOST_RUNNING = 8
+MOST_KEPT = 32
+"""Commands that have ended; the oldest go, with their outputs."""
+MOST_OUTPUT = 64 * 1024 * 1024
+MOST_READ = 1024 * 1024
+MOST_WAIT_MS = 10 * 60 * 1000
+SHOWN = 200
+"""Characters of a command that are kept."""
+OUTPUT_LIMIT = f"stopped because it wrote more than {MOST_OUTPUT >> 20} MiB; what came before is kept"
+_NAME = re.compile(r"command-([0-9a-f]{8})\.json")
+_ID = re.compile(r"[0-9a-f]{8}")
+
+Cause: TypeAlias = Literal["exit", "stopped", "closed", "output_limit", "remains"]
+_REASONS: dict[Cause, str] = {
+    "exit": "",
+    "stopped": "stopped as asked",
+    "closed": "stopped when the session closed",
+    "output_limit": OUTPUT_LIMIT,
+    "remains": "told to end, and parts of it could not be ended",
+}
+
+
+class _Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is on disk of a command; whoever reads it may be another process."""
+
+    id: str
+    command: str
+    host: str
+    """The mark of the process that runs it."""
+    started_at: int
+    cause: Cause | None = None
+    """None: it has not ended, as far as anybody wrote."""
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class _TooMuch(Exception):
+    """It wrote more than is kept."""
+
+
+@dataclass(slots=True)
+class _Output(CommandOutput):
+    """All of it in one file."""
+
+    file: int = -1
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def take(self, data: bytes) -> None:
+        if self.unkept:
+            return
+        room = MOST_OUTPUT - self.size
+        kept = await self.threads.call(_write, self.file, data[:room])
+        self.size += kept
+        self.unkept = kept < min(len(data), room)  # The disk is full: a gap would be read as output.
+        self.tell()
+        if len(data) > room and not self.unkept:
+            raise _TooMuch
+
+    async def close(self) -> None:
+        file, self.file = self.file, -1
+        if file >= 0:
+            await self.threads.call(os.close, file)
+
+    def tell(self) -> None:
+        """Whoever waits looks again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+@dataclass(slots=True)
+class _Running:
+    path: str
+    record: _Record
+    output: _Output
+    loop: asyncio.AbstractEventLoop
+    owner: object
+    """The environment, which lives as long as this."""
+    task: asyncio.Task[None] | None = None
+    cause: Cause = "stopped"
+    """Why it is told to end, if it is."""
+
+
+_running: dict[str, _Running] = {}
+"""By the path of its record: several environments of one process may be of one workspace."""
+
+
+class LocalBackground:
+    """The commands of one workspace. ``specify`` makes a command's specification; ``owner``: the environment."""
+
+    def __init__(
+        self, owner: object, spills: Spills, threads: Threads, files: Threads, specify: Callable[[str], CommandSpec]
+    ) -> None:
+        self._owner = owner
+        self._spills = spills
+        self._threads = threads
+        self._files = files
+        self._specify = specify
+
+    async def start(self, command: str) -> BackgroundCommand:
+        """Raises CommandNotStarted."""
+        if sum(running.owner is self._owner for running in _running.values()) >= MOST_RUNNING:
+            raise CommandNotStarted(f"{MOST_RUNNING} commands run in the background already; stop one of them first")
+        spec = self._specify(command)
+        record = _Record(
+            id=secrets.token_hex(4),
+            command=command[:SHOWN],
+            host=HostMark.own().text,
+            started_at=time.time_ns() // 1_000_000,
+        )
+        try:
+            path, file = await self._files.call(self._begin, record)
+        except OSError as error:
+            raise CommandNotStarted(f"its output cannot be kept: {(error.strerror or str(error)).lower()}") from error
+        output = _Output(self._spills, self._files, None, file=file)
+        running = _Running(path, record, output, asyncio.get_running_loop(), self._owner)
+        started = asyncio.Event()
+        _running[path] = running
+        running.task = asyncio.create_task(self._supervise(running, replace(spec, on_start=started.set)))
+        starting = asyncio.create_task(started.wait())
+        try:
+            await asyncio.wait({starting, running.task}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._end(running, "stopped")
+            raise
+        finally:
+            starting.cancel()
+        if not started.is_set():
+            await self._files.call(_remove, path)
+            running.task.result()
+        return self._told(record, path)
+
+    async def all(self) -> tuple[BackgroundCommand, ...]:
+        records = await self._files.call(self._records)
+        return tuple(self._told(record, self._path(record.id)) for record in records)
+
+    async def read(
+        self, id: str, *, offset: int, length: int, wait_ms: int, until_exit: bool
+    ) -> tuple[BackgroundCommand, bytes]:
+        """Raises NoSuchCommand, ValueError."""
+        check_range(offset, length, wait_ms)
+        path = self._path(id)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + wait_ms / 1000
+        while (running := _running.get(path)) is not None and running.loop is asyncio.get_running_loop():
+            left = deadline - clock()
+            if left <= 0 or (not until_exit and running.output.size > offset):
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(running.output.changed.wait(), left)
+        record = await self._files.call(_load, path)
+        data = await self._files.call(_read, _output_of(path), offset, length) if length else b""
+        return self._told(record, path), data
+
+    async def stop(self, id: str) -> BackgroundCommand:
+        """Raises NoSuchCommand."""
+        path = self._path(id)
+        running = _running.get(path)
+        if running is not None:
+            if running.loop is not asyncio.get_running_loop():
+                raise NoSuchCommand(f"command {id} is run by another event loop of this process; stop it there")
+            await self._end(running, "stopped")
+        record = await self._files.call(_load, path)
+        if record.cause is None and self._told(record, path).state == "running":
+            raise NoSuchCommand(f"command {id} is run by another process ({record.host}); only that can stop it")
+        return self._told(record, path)
+
+    async def end(self) -> None:
+        """All that this environment runs, because its session closes."""
+        mine = [running for running in _running.values() if running.owner is self._owner]
+        here = [running for running in mine if running.loop is asyncio.get_running_loop()]
+        await asyncio.gather(*(self._end(running, "closed") for running in here))
+
+    # --- one that runs
+
+    async def _supervise(self, running: _Running, spec: CommandSpec) -> None:
+        """Its whole life. What becomes of it is written before anybody is told."""
+        path, record = running.path, running.record
+        try:
+            result = await run(spec, running.output, self._threads)
+        except CommandNotStarted:
+            raise
+        except _TooMuch:
+            record.cause = "output_limit"
+        except ProcessesRemain:
+            record.cause = "remains"
+        except BaseException:
+            record.cause = running.cause
+            raise
+        else:
+            record.cause, record.exit_code, record.signal = "exit", result.exit_code, result.signal
+        finally:
+            if record.cause is not None:
+                with contextlib.suppress(OSError):  # Without it the command is told to be lost, which it is.
+                    _store(path, record, flush=False)
+                _reclaim(os.path.dirname(path))
+            _running.pop(path, None)
+            running.output.tell()
+
+    async def _end(self, running: _Running, cause: Cause) -> None:
+        """It has ended when this returns, also when the caller is cancelled."""
+        task = running.task
+        assert task is not None
+        running.cause = cause
+        task.cancel()
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if not task.cancelled():
+            task.exception()  # Seen; the record tells what became of it.
+        _running.pop(running.path, None)  # Cancelled before it began, it did nothing itself.
+        if cancelled is not None:
+            raise cancelled
+
+    # --- on disk
+
+    def _path(self, id: str) -> str:
+        """Of a record. Raises NoSuchCommand for what is no id."""
+        if _ID.fullmatch(id) is None:
+            raise NoSuchCommand(f"{id[:40]!r} is no id of a command in the background")
+        return os.path.join(self._spills.directory, f"command-{id}.json")
+
+    def _begin(self, record: _Record) -> tuple[str, int]:
+        path = self._path(record.id)
+        _store(path, record, flush=True)
+        try:
+            return path, os.open(
+                _output_of(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        except BaseException:
+            _remove(path)
+            raise
+
+    def _records(self) -> list[_Record]:
+        found: list[_Record] = []
+        for name in os.listdir(self._spills.directory):
+            if _NAME.fullmatch(name):
+                with contextlib.suppress(NoSuchCommand):
+                    found.append(_load(os.path.join(self._spills.directory, name)))
+        return sorted(found, key=lambda record: (record.started_at, record.id))
+
+    def _told(self, record: _Record, path: str) -> BackgroundCommand:
+        state, reason = self._state(record, path)
+        size = 0
+        with contextlib.suppress(OSError):
+            size = os.stat(_output_of(path)).st_size
+        return BackgroundCommand(
+            id=record.id,
+            command=record.command,
+            state=state,
+            exit_code=record.exit_code,
+            signal=record.signal,
+            started_at=record.started_at,
+            output_bytes=size,
+            reason=reason,
+        )
+
+    def _state(self, record: _Record, path: str) -> tuple[BackgroundState, str]:
+        if record.cause is not None:
+            return ("exited" if record.cause == "exit" else "stopped"), _REASONS[record.cause]
+        host, own = HostMark.parse(record.host), HostMark.own()
+        if path in _running:
+            return "running", ""
+        if host is not None and host != own and host.machine == own.machine and not host.is_dead(own.machine):
+            return "running", f"run by process {host.pid}"
+        return "lost", "the process that ran it ended without stopping it; what it left running is ended by the next"
+
+
+def check_range(offset: int, length: int, wait_ms: int) -> None:
+    """Raises ValueError for what is no range of an output, or too long a wait."""
+    if offset < 0 or not 0 <= length <= MOST_READ or not 0 <= wait_ms <= MOST_WAIT_MS:
+        raise ValueError(
+            f"an output is read from 0 or later, at most {MOST_READ} bytes and {MOST_WAIT_MS} ms at a time, "
+            f"not {offset}, {length} and {wait_ms}"
+        )
+
+
+def _output_of(path: str) -> str:
+    return path.removesuffix(".json") + ".log"
+
+
+def _write(file: int, data: bytes) -> int:
+    """As much as the disk takes; how much that was."""
+    view = memoryview(data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(file, view) :]
+    return len(data) - len(view)
+
+
+def _read(path: str, offset: int, length: int) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return b""
+    try:
+        return os.pread(file, length, offset)
+    finally:
+        os.close(file)
+
+
+def _store(path: str, record: _Record, *, flush: bool) -> None:
+    """Whole or not at all. How a command ended is not flushed: if that is lost, so is the command."""
+    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(file, msgspec.json.encode(record))
+        if flush:
+            os.fsync(file)
+    finally:
+        os.close(file)
+    os.replace(temporary, path)
+
+
+def _load(path: str) -> _Record:
+    """Raises NoSuchCommand."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=_Record)
+    except (OSError, msgspec.MsgspecError) as error:
+        id = os.path.basename(path)[8:16]
+        raise NoSuchCommand(f"no command in the background has the id {id}; what was kept of it may be gone") from error
+
+
+def _remove(path: str) -> None:
+    for name in (path, _output_of(path)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _reclaim(directory: str) -> None:
+    """What is over the bound of those that have ended, and of those whose host is gone, goes."""
+    machine = HostMark.own().machine
+    ended: list[tuple[int, str]] = []
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if _NAME.fullmatch(name) and path not in _running:
+            with contextlib.suppress(NoSuchCommand):
+                record = _load(path)
+                host = HostMark.parse(record.host)
+                if record.cause is not None or host is None or host.machine != machine or host.is_dead(machine):
+                    ended.append((record.started_at, path))
+    for _, path in sorted(ended)[:-MOST_KEPT]:
+        _remove(path)
