@@ -46,18 +46,20 @@ def test_what_each_tool_declares() -> None:
         "find": ("safe", "read", False, False),
         "grep": ("safe", "read", False, False),
         "bash": ("unsafe", "space", True, True),
+        "bash_output": ("safe", "read", False, False),
+        "bash_stop": ("safe", "space", False, True),
     }
 
 
 def test_the_extension_has_them_all() -> None:
     extension = coding_tools()
-    names = ["read", "write", "edit", "ls", "find", "grep", "bash"]
+    names = ["read", "write", "edit", "ls", "find", "grep", "bash", "bash_output", "bash_stop"]
     assert (extension.name, [tool.name for tool in extension.tools]) == ("coding", names)
 
 
 def test_it_may_have_some_of_them() -> None:
     assert [tool.name for tool in coding_tools("grep", "read").tools] == ["grep", "read"]
-    with pytest.raises(ValueError, match="read, write, edit, ls, find, grep, bash, each once: there is no 'rm'"):
+    with pytest.raises(ValueError, match="find, grep, bash, bash_output, bash_stop, each once: there is no 'rm'"):
         coding_tools("read", "rm")
     with pytest.raises(ValueError, match="a name comes twice"):
         coding_tools("read", "read")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import msgspec
 
@@ -20,7 +21,7 @@ from perdure.harness.tool import AnyTool
 from perdure.harness.wrappers import Wrapper
 from perdure.kernel.errors import PerdureError
 from perdure.kernel.reports import Report
-from perdure.kernel.session import Session
+from perdure.kernel.session import Session, Straggler
 from perdure.tasks.run import Run
 
 ScopedCall: TypeAlias = tuple[CallScope, CallView]
@@ -63,6 +64,18 @@ class Openings:
         self._session = session
         self._registry = registry
         self._environment_for = environment_for
+        self._used: WeakSet[ExecutionEnvironment] = WeakSet()
+        session.on_stop(self._end_background)
+
+    async def _end_background(self, _: int) -> Sequence[Straggler]:
+        """The calls have stopped; what they left in the background ends with the session where it must (rule H368)."""
+        for environment in list(self._used):
+            try:
+                await environment.end_background()
+            except Exception as error:
+                message = "a command in the background was not ended"
+                self._session.report(Report(type="background_left", message=message, error=error))
+        return ()
 
     def open(
         self,
@@ -77,12 +90,16 @@ class Openings:
         rerun: bool = False,
     ) -> OpenedCall:
         call = view(self._session, run.record, run.input, intent, tool)
+        mine = None
+        if environment is not None and tool.uses_environment:
+            mine = environment.for_call(call)
+            self._used.add(environment)
         return OpenedCall(
             tool=tool,
             values=values,
             intent=intent,
             call=call,
-            environment=environment.for_call(call) if environment is not None and tool.uses_environment else None,
+            environment=mine,
             scope=scope,
             hooks=self._registry.hooks(agent, AfterTool),
             wrappers=self._registry.wrappers(agent),

@@ -63,6 +63,8 @@ ITEMS = 10_000
 LEDGER = 10_000
 """Commands between two forgettings."""
 RUNNING = 64
+LASTING = 32
+"""Lasting commands that have ended, of which record and output are kept."""
 WAIT_MS = 30_000
 TIMEOUT_MS = 7 * 24 * 3600 * 1000
 CHUNK = 1024 * 1024
@@ -286,8 +288,8 @@ class Command:
     """What the journal knows of one exec key. Mutable: each record of the journal changes it."""
 
     __slots__ = (
-        "at", "boot", "cgroup", "cut", "digest", "epoch", "exit", "id", "key", "namespace", "pid", "stop", "ticks",
-        "void",
+        "at", "boot", "cgroup", "cut", "digest", "epoch", "exit", "id", "key", "lasting", "namespace", "pid", "stop",
+        "ticks", "void",
     )  # fmt: skip
 
     def __init__(self, exec_id: str, key: Key) -> None:
@@ -302,6 +304,7 @@ class Command:
         self.namespace = 0
         self.digest = ""
         self.at = 0
+        self.lasting = False
         self.cgroup: str | None = None
         self.stop: str | None = None
         self.exit: Json | None = None
@@ -316,6 +319,8 @@ class Command:
             return [{"t": "void", "x": self.id, "key": self.key}]
         fields = ("epoch", "pid", "ticks", "boot", "namespace", "digest", "at", "cgroup")
         found: list[Json] = [{"t": "started", "x": self.id, "key": self.key, **{f: getattr(self, f) for f in fields}}]
+        if self.lasting:
+            found[0]["lasting"] = True
         if self.cut:
             found.append({"t": "cut", "x": [self.id]})
         if self.stop is not None:
@@ -361,6 +366,7 @@ class Ledger:
             command = self._made(record)
             for name in ("epoch", "pid", "ticks", "boot", "namespace", "digest", "at", "cgroup"):
                 setattr(command, name, record[name])
+            command.lasting = record.get("lasting", False)
         elif kind == "void":
             self._made(record).void = True
         elif kind == "drop":
@@ -391,6 +397,11 @@ class Ledger:
         yield {"t": "image", "image": self.image}
         for command in self.commands.values():
             yield from command.records()
+
+    def lasts(self, key: Key) -> bool:
+        """Whether it may be read and killed below the floor, too (rule S42)."""
+        command = self.commands.get(exec_id(key))
+        return command is not None and command.lasting and self.fence is not None and key[0] == self.fence["log"]
 
     def below_floor(self, key: Key) -> bool:
         """Undone, forgotten, or of a log that is not the fence's."""
@@ -1038,6 +1049,7 @@ class Shim:
                             "digest": job["digest"],
                             "at": now_ms(),
                             "cgroup": None if cgroup is None else cgroup.path,
+                            **({"lasting": True} if job["lasting"] else {}),
                         }
                     ]
                 )
@@ -3227,14 +3239,14 @@ class Daemon:
         if not running or self.runs[name].channel is None or name not in self.ledger.commands:
             self.refresh()
         command = self.ledger.commands.get(name)
-        if self.ledger.below_floor(key):
+        if self.ledger.below_floor(key) and not self.ledger.lasts(key):
             out.update(state="cut_off", below_floor=True)
         elif command is None:
             out["state"] = "absent"
         elif command.void:
             out["state"] = "void"
         elif command.cut:
-            out.update(state="cut_off", below_floor=False)
+            out.update(state="cut_off", below_floor=False, output_size=self._output_size(name))
         elif command.exit is not None:
             end = command.exit
             if end["boot"] != self.boot:
@@ -3366,8 +3378,9 @@ class Daemon:
         wait_ms = args.number("wait_ms", WAIT_MS, default=0)
         offset, length = args.number("offset", 1 << 50, default=0), args.number("length", BODY_BYTES, default=0)
         patient = args.flag("until_exit")
+        lasting = args.flag("lasting")
         args.done()
-        digest = sha256(compact([words, text_of(cwd), timeout_ms, sorted(limits.items())]))
+        digest = sha256(compact([words, text_of(cwd), timeout_ms, sorted(limits.items()), *["lasting"] * lasting]))
         yield from self.point("start.admitted")
         name = exec_id(key)
         fresh = False
@@ -3401,7 +3414,7 @@ class Daemon:
                 "limits": {k: v for k, v in limits.items() if k != "output_bytes"}, "digest": digest,
                 "output_bytes": limits.get("output_bytes", OUTPUT_BYTES), "inode": self.journal.inode,
                 "position": self.journal.position, "fence": fence, "floor": self.ledger.floor,
-                "fenced": [fence["log"], *task.admitted], "armed": self._armed_for_shim(),
+                "fenced": [fence["log"], *task.admitted], "armed": self._armed_for_shim(), "lasting": lasting,
             }  # fmt: skip
             shim = self._hand_over(job)
             shim.current, shim.pending = name, True
@@ -3617,13 +3630,16 @@ class Daemon:
     def _forgettable(self, floor: tuple[int, int] | None = None) -> list[str]:
         """Commands that count no longer and of which nothing lives."""
         alive = {name for name, _ in self.living()}
-        return [
-            command.id
+        ended = [
+            command
             for command in self.ledger.commands.values()
             if (self.ledger.below_floor(command.key) or (floor is not None and command.place < floor))
             and command.id not in alive
             and command.id not in self.runs
         ]
+        lasting = sorted((c for c in ended if self.ledger.lasts(c.key)), key=lambda c: (c.at, c.key))
+        kept = {command.id for command in lasting[-LASTING:]}
+        return [command.id for command in ended if command.id not in kept]
 
     def _unlink_outputs(self, names: Iterable[str]) -> None:
         for name in names:

@@ -183,9 +183,11 @@ class SpaceClient:
         offset: int = 0,
         length: int = 0,
         until_exit: bool = False,
+        lasting: bool = False,
     ) -> tuple[Command, bytes]:
         """Exactly one of ``argv`` and ``shell``. The bytes are output from ``offset``, at most ``length``.
-        ``until_exit``: output that is there ends no wait.
+        ``until_exit``: output that is there ends no wait. ``lasting``: it may be read and killed after its call is over
+        (rule S42).
 
         Raises KeyVoid, KeyBelowFloor, KeyConflict, NoImage, SpaceFull, SpaceBusy.
         """
@@ -202,6 +204,8 @@ class SpaceClient:
         fields |= {"offset": offset, "length": length}
         if until_exit:
             fields["until_exit"] = True
+        if lasting:
+            fields["lasting"] = True
         return await self._link.ask("start", fields, Command, wide=wait_ms > 0, timeout_s=self._waited(wait_ms))
 
     async def wait(

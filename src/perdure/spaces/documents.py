@@ -41,6 +41,23 @@ class RecoveryNote(TypedDict):
     why: str
 
 
+KEPT_BACKGROUND: Final = 32
+
+
+class BackgroundNote(TypedDict):
+    """A command in the background: its key, and what is told of it (perdure.spaces.background)."""
+
+    id: str
+    number: int
+    """Of its call in this Space."""
+    attempt: int
+    nonce: str
+    ordinal: int
+    command: str
+    at: int
+    """Milliseconds UTC."""
+
+
 class SpaceState(Document, kind="pi.space", scope="session", family=True, builtin=True):
     """Keyed by the Space's name."""
 
@@ -60,6 +77,9 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     """How many images came from outside of calls."""
     recoveries: list[RecoveryNote] = field(default_factory=list[RecoveryNote])
     """The newest last."""
+    background: list[BackgroundNote] = field(default_factory=list[BackgroundNote])
+    """The newest last: those that may run, and those whose output may still be read. In the commit of the result of
+    the call that started them."""
 
 
 class SpaceImage(Document, kind="pi.space-image", scope="session", family=True, builtin=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from perdure.harness.environment import (
+    BackgroundCommand,
     CallScope,
     CommandNotStarted,
     EnvironmentUnusable,
@@ -17,8 +18,10 @@ from perdure.harness.environment import (
     Found,
     GrepLines,
     Listing,
+    NoSuchCommand,
     OpenCall,
 )
+from perdure.spaces.documents import BackgroundNote
 from perdure.spaces.environment import SpaceEnvironment
 from perdure.spaces.outputs import Outputs
 from perdure.spaces.scope import SpaceScope
@@ -124,6 +127,23 @@ class DurableSpace:
     ) -> ExecResult:
         raise self._outside()
 
+    async def start_background(self, command: str) -> BackgroundCommand:
+        raise self._outside()
+
+    async def background(self) -> tuple[BackgroundCommand, ...]:
+        raise self._outside()
+
+    async def read_background(
+        self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
+    ) -> tuple[BackgroundCommand, bytes]:
+        raise self._outside()
+
+    async def stop_background(self, id: str) -> BackgroundCommand:
+        raise self._outside()
+
+    async def end_background(self) -> None:
+        """Nothing: they are the Space's, and run on for the next driver (rule S169)."""
+
     def _outside(self) -> EnvironmentUnusable:
         return EnvironmentUnusable(
             f"the durable Space {self.name} is used by calls of tools; take the environment as a parameter of one"
@@ -220,11 +240,45 @@ class CallEnvironment:
         with self._scope.noting(self._call):
             return await self._writing().exec(command, cwd=cwd, env=env, timeout_ms=timeout_ms, on_output=on_output)
 
+    async def start_background(self, command: str) -> BackgroundCommand:
+        if self._call.effects == "read":
+            raise CommandNotStarted(f"the tool {self._call.name} declares that it only reads; it runs no commands")
+        with self._scope.noting(self._call):
+            return await self._writing().start_background(command)
+
+    async def background(self) -> tuple[BackgroundCommand, ...]:
+        with self._scope.noting(self._call):
+            return await self._reading().background()
+
+    async def read_background(
+        self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
+    ) -> tuple[BackgroundCommand, bytes]:
+        with self._scope.noting(self._call):
+            return await self._reading().read_background(
+                id, offset=offset, length=length, wait_ms=wait_ms, until_exit=until_exit
+            )
+
+    async def stop_background(self, id: str) -> BackgroundCommand:
+        if self._call.effects == "read":
+            raise NoSuchCommand(f"the tool {self._call.name} declares that it only reads; it stops no commands")
+        with self._scope.noting(self._call):
+            return await self._writing().stop_background(id)
+
+    async def end_background(self) -> None:
+        """Nothing, as for the Space itself."""
+
     def _reading(self) -> SpaceEnvironment:
         self._scope.check_turn(self._call)
         if self._changing is not None:
             return self._changing
-        return SpaceEnvironment(self._scope.client, call=0, attempt=0, nonce="", outputs=self._outputs)
+        return SpaceEnvironment(
+            self._scope.client,
+            call=0,
+            attempt=0,
+            nonce="",
+            outputs=self._outputs,
+            background=CallBackground(self._scope, self._call),
+        )
 
     def _writing(self) -> SpaceEnvironment:
         self._scope.check_turn(self._call)
@@ -237,5 +291,20 @@ class CallEnvironment:
                 nonce=intent.nonce,
                 outputs=self._outputs,
                 leaves_running=lambda: self._scope.ending,
+                background=CallBackground(self._scope, self._call),
             )
         return self._changing
+
+
+class CallBackground:
+    """What the log and the call know of commands in the background (background.BackgroundLog)."""
+
+    def __init__(self, scope: SpaceScope, call: OpenCall) -> None:
+        self._scope = scope
+        self._call = call
+
+    async def notes(self) -> Sequence[BackgroundNote]:
+        return await self._scope.background(self._call)
+
+    def add(self, note: BackgroundNote) -> None:
+        self._scope.put_in_background(self._call, note)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from perdure.harness.environment import (
+    BackgroundCommand,
     CallScope,
     CommandNotStarted,
     ExecResult,
@@ -30,9 +31,11 @@ from perdure.harness.environment import (
     Listing,
     OpenCall,
     PathEscapes,
+    ProcessesRemain,
 )
 from perdure.kernel.errors import StaleEpochError
 from perdure.spaces import frames, wire
+from perdure.spaces.background import BackgroundLog, NoLog, SpaceBackground, note_of, told
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.errors import (
     ContentMissing,
@@ -47,12 +50,14 @@ from perdure.spaces.errors import (
     SpaceError,
     SpaceFault,
     SpaceFull,
+    SpaceProcessesRemain,
     SpaceRefused,
     SpaceRequestInvalid,
     SpaceTooLarge,
 )
 from perdure.spaces.outputs import Outputs
-from perdure.spaces.wire import Command, ExecKey, FileInfo
+from perdure.spaces.wire import Command, ExecKey, FileInfo, Limits
+from perdure.tools.background import MOST_OUTPUT
 from perdure.tools.command import INLINE_OUTPUT, CommandOutput
 from perdure.tools.searching import TIME_S, check_find, check_grep
 from perdure.tools.workspace import MAX_READ
@@ -94,6 +99,7 @@ class SpaceEnvironment:
     ``nonce``: the attempt's, as its intent stores it. Its commands get the ordinals 1, 2, ... in the order of
     ``exec``, so that an attempt that runs again is answered from the ledger (rule S113). ``shell``: what runs command
     strings. ``leaves_running``: asked when ``exec`` is cancelled; True: the command runs on, for the next driver.
+    ``background``: what is known of commands in the background, and learns of new ones.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class SpaceEnvironment:
         outputs: Outputs | None = None,
         shell: Sequence[str] = BASH_OR_SH,
         leaves_running: Callable[[], bool] = _never,
+        background: BackgroundLog | None = None,
     ) -> None:
         self._client = client
         self._call = call
@@ -114,6 +121,7 @@ class SpaceEnvironment:
         self._outputs = outputs or Outputs(client.address.name)
         self._shell = tuple(shell)
         self._leaves_running = leaves_running
+        self._background_log = background or NoLog()
         self._started = 0
         self._over = False
 
@@ -290,6 +298,54 @@ class SpaceEnvironment:
                 await output.close()
         return _result(ended, output)
 
+    async def start_background(self, command: str) -> BackgroundCommand:
+        with self._asking("."):
+            await (await self._background()).check_room()
+            self._started += 1
+            key = self._key(self._started)
+            try:
+                found, _ = await self._start(
+                    key, [*self._shell, command], "", {}, None, until_exit=True, limits=Limits(output_bytes=MOST_OUTPUT)
+                )
+            except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
+                raise CommandNotStarted(f"the command could not be started: {error}") from error
+            except asyncio.CancelledError as cancelled:
+                if not self._leaves_running():
+                    await self._stop(key, cancelled)
+                raise
+            if found.state not in ("running", "exited"):
+                raise SpaceConnectionLost(_reason(found), f"command {key.ordinal} of the call is {found.state}")
+            if found.cause == "not_started":
+                raise CommandNotStarted(f"the command could not be started: {found.reason or found.errno}")
+            note = note_of(key, command)
+            self._background_log.add(note)
+            return told(note, found)
+
+    async def background(self) -> tuple[BackgroundCommand, ...]:
+        with self._asking("."):
+            return await (await self._background()).all()
+
+    async def read_background(
+        self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
+    ) -> tuple[BackgroundCommand, bytes]:
+        with self._asking("."):
+            return await (await self._background()).read(
+                id, offset=offset, length=length, wait_ms=wait_ms, until_exit=until_exit
+            )
+
+    async def stop_background(self, id: str) -> BackgroundCommand:
+        with self._asking("."):
+            try:
+                return await _settled((await self._background()).stop(id))
+            except SpaceProcessesRemain as error:
+                raise ProcessesRemain(error.pids) from error
+
+    async def end_background(self) -> None:
+        """Nothing: they are the Space's, and run on for the next driver (rule S169)."""
+
+    async def _background(self) -> SpaceBackground:
+        return SpaceBackground(self._client, await self._background_log.notes())
+
     async def _run(
         self,
         key: ExecKey,
@@ -337,8 +393,9 @@ class SpaceEnvironment:
         env: Mapping[str, str],
         timeout_ms: int | None,
         until_exit: bool,
+        limits: Limits | None = None,
     ) -> tuple[Command, bytes]:
-        """Its key never runs if this raises SpaceBusy."""
+        """Its key never runs if this raises SpaceBusy. ``limits``: of one in the background; that is not waited for."""
         attempt = 0
         while True:
             try:
@@ -348,8 +405,10 @@ class SpaceEnvironment:
                     cwd=cwd,
                     env=env,
                     timeout_ms=timeout_ms,
-                    wait_ms=wire.MAX_WAIT_MS,
-                    length=_OUTPUT_CHUNK,
+                    limits=limits,
+                    lasting=limits is not None,
+                    wait_ms=0 if limits is not None else wire.MAX_WAIT_MS,
+                    length=0 if limits is not None else _OUTPUT_CHUNK,
                     until_exit=until_exit,
                 )
             except SpaceBusy:

@@ -60,3 +60,18 @@ def decide(intent: OpenIntent, stand: Stand, *, adoptable: bool) -> Decision:
             return "again"
         case "cut_off" | "unknown":
             return "undo"
+
+
+def reason(decision: Decision, stand: Stand) -> str:
+    """Why, in words for the log."""
+    match decision:
+        case "restore":
+            return "the workspace was not that of the attempt any more"
+        case "reattach":
+            return "its command was still running"
+        case "adopt":
+            return "its command had ended"
+        case "void" | "again":
+            return "its command had not been started"
+        case "undo":
+            return f"its command could not be adopted ({stand.command})"

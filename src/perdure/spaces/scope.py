@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -31,9 +31,19 @@ from perdure.kernel.reports import Report
 from perdure.kernel.session import Session, Settled
 from perdure.kernel.transaction import Transaction
 from perdure.spaces import image
+from perdure.spaces.background import key_of
 from perdure.spaces.capture import Captured, UnfitForImage, capture
 from perdure.spaces.client import SpaceClient
-from perdure.spaces.documents import KEPT_RECOVERIES, OpenIntent, RecoveryKind, RecoveryNote, SpaceImage, SpaceState
+from perdure.spaces.documents import (
+    KEPT_BACKGROUND,
+    KEPT_RECOVERIES,
+    BackgroundNote,
+    OpenIntent,
+    RecoveryKind,
+    RecoveryNote,
+    SpaceImage,
+    SpaceState,
+)
 from perdure.spaces.environment import CallOver, until_ended
 from perdure.spaces.errors import (
     ContentChanged,
@@ -49,11 +59,11 @@ from perdure.spaces.hold import Hold
 from perdure.spaces.image import Tree
 from perdure.spaces.provider import SpaceProvider
 from perdure.spaces.reclaim import Reclaiming
-from perdure.spaces.recovery import Decision, Stand, decide
+from perdure.spaces.recovery import Decision, Stand, decide, reason
 from perdure.spaces.restore import restore
 from perdure.spaces.settings import SpaceSettings
 from perdure.spaces.turns import Turns
-from perdure.spaces.wire import ExecKey, Place, Restored
+from perdure.spaces.wire import Advanced, ExecKey, Place, Restored
 
 T = TypeVar("T")
 
@@ -91,8 +101,12 @@ class SpaceScope:
         """Calls whose function has ended; what it left running does nothing more."""
         self._notes: dict[int, _Note] = {}
         """How open calls go on, until it is committed with their outcome or next intent."""
+        self._background: dict[int, list[BackgroundNote]] = {}
+        """What open calls put in the background, until it is committed with their outcome."""
         self._settled: dict[int, tuple[int, int | None]] = {}
         """Of calls whose outcome is committed: the number of its image, and the scan that this was taken with."""
+        self._lasting = False
+        """Something may run in the background: what is compared is frozen meanwhile."""
 
     # --- what the environment asks -----------------------------------------------------------------------------
 
@@ -137,6 +151,28 @@ class SpaceScope:
         session = self._session
         return session is None or session.closing or session.failed is not None
 
+    async def background(self, call: OpenCall) -> Sequence[BackgroundNote]:
+        """The commands in the background that the log knows, and those of this call."""
+        return (*await self._logged_background(), *self._background.get(call.id, ()))
+
+    def put_in_background(self, call: OpenCall, note: BackgroundNote) -> None:
+        self._lasting = True
+        self._background.setdefault(call.id, []).append(note)
+
+    async def _logged_background(self) -> Sequence[BackgroundNote]:
+        state = await self._bound().snapshot(SpaceState, key=self._name)
+        return () if state is None else state.background
+
+    async def _take(self, open_call: Sequence[ExecKey]) -> Advanced:
+        """Take the Space. What runs in it by the log goes on, for this driver; all else is gone (rule S169)."""
+        keep = [*open_call, *(key_of(note) for note in await self._logged_background())]
+        advanced = await self._held().take(keep=keep)
+        self._lasting = any(command.state == "running" for command in advanced.commands)
+        return advanced
+
+    def _of_calls(self) -> Sequence[dict[int, Any]]:  # Any: each has values of its own
+        return self._captured, self._intents, self._lost, self._notes, self._settled, self._background
+
     # --- beginning and end -------------------------------------------------------------------------------------
 
     async def attach(self, session: Session, open_calls: Sequence[OpenCall]) -> None:
@@ -157,8 +193,9 @@ class SpaceScope:
         self._reclaiming = Reclaiming(session)
         session.observe(self._observe)
         self._turns = Turns()
-        for kept in (self._captured, self._intents, self._lost, self._notes, self._over, self._settled):
+        for kept in (*self._of_calls(), self._over):
             kept.clear()
+        self._lasting = False
         # By what was stored: what a tool declares, and which Space a conversation has, may be otherwise by now.
         state = await session.snapshot(SpaceState, key=self._name)
         changing = None if state is None or state.open is None else state.open.call
@@ -208,6 +245,7 @@ class SpaceScope:
         state = await tx.draft(SpaceState, key=self._name)
         if state.open is None or (state.open.call, state.open.number) != (call.id, state.calls):
             state.calls += 1
+        self._background.pop(call.id, None)
         intent = OpenIntent(
             call=call.id,
             number=state.calls,
@@ -243,6 +281,9 @@ class SpaceScope:
         state = await tx.draft(SpaceState, key=self._name)
         if captured is not None and captured.changes:
             await self._stage(tx, state, captured)
+        if captured is not None and (started := self._background.get(call.id)):
+            state.background.extend(started)
+            del state.background[:-KEPT_BACKGROUND]
         note = self._notes.get(call.id)
         if outcome.code == "interrupted" and (note is None or note.kind != "interrupted"):
             self._note(call, "interrupted", "it could not be run again" if note is None else note.why)
@@ -264,7 +305,7 @@ class SpaceScope:
         except (SpaceConnectionLost, SpaceRefused):
             pass  # whoever takes the Space next finds that its image record is not the log's, and restores it
         finally:
-            for kept in (self._captured, self._intents, self._lost, self._notes, self._settled):
+            for kept in self._of_calls():
                 kept.pop(call.id, None)
             self._over.discard(call.id)
             self._turns.give(call.id)
@@ -281,6 +322,7 @@ class SpaceScope:
 
     async def recover(self, call: OpenCall) -> Recovery:
         self._over.discard(call.id)
+        self._background.pop(call.id, None)
         lost = self._lost.pop(call.id, None)
         if not self._only_reads(call):
             # Where its tool asked for another command than the one that is there, none of it can be adopted.
@@ -296,7 +338,7 @@ class SpaceScope:
         adoptable = adoptable and not call.abort_requested
         key = ExecKey(call=intent.number, attempt=intent.attempt, nonce=intent.nonce, ordinal=1)
         hold = self._held()
-        advanced = await hold.take(keep=[key] if adoptable else [])
+        advanced = await self._take([key] if adoptable else [])
         for _ in range(_TRIES):
             looked = await self.client.look([key])
             stand = Stand(
@@ -309,7 +351,7 @@ class SpaceScope:
             )
             decision = decide(intent, stand, adoptable=adoptable)
             if decision != "void":
-                return await self._go_on(call, decision, _reason(decision, stand))
+                return await self._go_on(call, decision, reason(decision, stand))
             await self.client.void(key)
         raise SpaceUnavailable(f"the command of call {call.id} can neither be voided nor found ({advanced.instance})")
 
@@ -365,7 +407,9 @@ class SpaceScope:
     async def _take_up_alone(self, call: OpenCall) -> None:
         hold = self._held()
         if not hold.taken:
-            await hold.take(keep=[])
+            await self._take([])
+            if self._lasting:
+                await self.client.thaw()  # The driver before may have ended while it captured.
         _, number = await self._image()
         record = hold.image
         left = await self._left_open()
@@ -391,13 +435,21 @@ class SpaceScope:
         await self._take_over(call)
 
     async def _take_over(self, call: OpenCall) -> None:
-        """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that. The call
-        pins the contents meanwhile."""
+        """Commit what the workspace is now, if it is not the log's image, and let the Space stand at that."""
+        try:
+            await self._take_over_still(call, freeze=self._lasting)
+        finally:
+            if self._lasting:
+                with suppress(SpaceConnectionLost, SpaceRefused):  # Whoever takes the Space next thaws.
+                    await self.client.thaw()
+
+    async def _take_over_still(self, call: OpenCall, *, freeze: bool) -> None:
+        """The call pins the contents meanwhile."""
         session, hold = self._bound(), self._held()
         _, number = await self._image()
-        captured = await self._capture(pin=call.id, freeze=False, sync=number == 0)
+        captured = await self._capture(pin=call.id, freeze=freeze, sync=number == 0)
         if captured.changes and number:
-            captured = await self._capture(pin=call.id, freeze=False, sync=True)
+            captured = await self._capture(pin=call.id, freeze=freeze, sync=True)
         if captured.changes or number == 0:
             async with session.commit() as tx:
                 state = await tx.draft(SpaceState, key=self._name)
@@ -535,17 +587,3 @@ class SpaceScope:
 def _keep(state: SpaceState, note: RecoveryNote) -> None:
     state.recoveries.append(note)
     del state.recoveries[:-KEPT_RECOVERIES]
-
-
-def _reason(decision: Decision, stand: Stand) -> str:
-    match decision:
-        case "restore":
-            return "the workspace was not that of the attempt any more"
-        case "reattach":
-            return "its command was still running"
-        case "adopt":
-            return "its command had ended"
-        case "void" | "again":
-            return "its command had not been started"
-        case "undo":
-            return f"its command could not be adopted ({stand.command})"

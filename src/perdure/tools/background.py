@@ -109,8 +109,8 @@ class _Running:
     owner: object
     """The environment, which lives as long as this."""
     task: asyncio.Task[None] | None = None
-    cause: Cause = "stopped"
-    """Why it is told to end, if it is."""
+    cause: Cause = "closed"
+    """Why it is told to end, if it is; by the event loop, when that closes."""
 
 
 _running: dict[str, _Running] = {}
@@ -222,12 +222,13 @@ class LocalBackground:
         else:
             record.cause, record.exit_code, record.signal = "exit", result.exit_code, result.signal
         finally:
-            if record.cause is not None:
-                with contextlib.suppress(OSError):  # Without it the command is told to be lost, which it is.
+            with contextlib.suppress(OSError):  # Without its record the command is told to be lost, which it is.
+                if record.cause is not None:
                     _store(path, record, flush=False)
-                _reclaim(os.path.dirname(path))
             _running.pop(path, None)
             running.output.tell()
+            with contextlib.suppress(OSError):
+                _reclaim(os.path.dirname(path))
 
     async def _end(self, running: _Running, cause: Cause) -> None:
         """It has ended when this returns, also when the caller is cancelled."""
@@ -364,16 +365,16 @@ def _remove(path: str) -> None:
 
 
 def _reclaim(directory: str) -> None:
-    """What is over the bound of those that have ended, and of those whose host is gone, goes."""
+    """What is over the bound of those that have ended, and of those whose host is gone, goes: what was so first."""
     machine = HostMark.own().machine
     ended: list[tuple[int, str]] = []
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
         if _NAME.fullmatch(name) and path not in _running:
-            with contextlib.suppress(NoSuchCommand):
+            with contextlib.suppress(NoSuchCommand, FileNotFoundError):
                 record = _load(path)
                 host = HostMark.parse(record.host)
                 if record.cause is not None or host is None or host.machine != machine or host.is_dead(machine):
-                    ended.append((record.started_at, path))
+                    ended.append((os.stat(path).st_mtime_ns, path))
     for _, path in sorted(ended)[:-MOST_KEPT]:
         _remove(path)

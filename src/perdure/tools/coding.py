@@ -1,4 +1,4 @@
-"""The tools read, write, edit, ls, find, grep and bash, over whatever execution environment the conversation has."""
+"""The tools for files and commands, over whatever execution environment the conversation has (rules H115 and H178)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from perdure.harness.environment import CommandNotStarted, ExecutionEnvironment, FileError
+from perdure.harness.environment import CommandNotStarted, ExecutionEnvironment, FileError, NoSuchCommand
 from perdure.harness.output import OutputLimits
 from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool, ToolCall, ToolError, ToolResult, tool
 from perdure.kernel.json import JsonValue, decode_json
 from perdure.tools import bash as command_logic
-from perdure.tools import files, looking
+from perdure.tools import files, in_background, looking
 from perdure.tools.edits import Edit, EditIntent
 from perdure.tools.files import Answer
 
@@ -24,7 +24,7 @@ def _for_the_model() -> Generator[None]:
     """What an environment refuses is the call's result."""
     try:
         yield
-    except (FileError, CommandNotStarted) as error:
+    except (FileError, CommandNotStarted, NoSuchCommand) as error:
         raise ToolError(str(error)) from error
 
 
@@ -152,30 +152,84 @@ async def grep(
 
 @tool(replay="unsafe", effects="space", adoptable=True, sequential=True)
 async def bash(
-    command: str, call: ToolCall, environment: ExecutionEnvironment, timeout: float | None = None
+    command: str,
+    call: ToolCall,
+    environment: ExecutionEnvironment,
+    timeout: float | None = None,
+    background: bool = False,
 ) -> ToolResult:
     """Run a bash command in the working directory and show its output (stdout and stderr together).
 
-    The last 2000 lines or 50 KiB are shown; of a longer output all is kept in a file that is named. Do not count on
-    what the command leaves running: to use a server, start and use it in one command.
+    The last 2000 lines or 50 KiB are shown; of a longer output all is kept in a file that is named. What the command
+    leaves running may be ended with it: run a server in the background.
 
     Args:
         command: The command line.
         timeout: Seconds after which the command is stopped. 600 if not given.
+        background: Return at once, with an id for bash_output and bash_stop. At most 8 run at once. One that writes
+            more than 64 MiB is stopped. It may be gone after an interruption; bash_output tells.
     """
     with _for_the_model():
+        if background:
+            if timeout is not None:
+                raise CommandNotStarted("a command in the background has no time-out; stop it with bash_stop")
+            return _result(await in_background.start(environment, command))
         answer = await command_logic.bash(environment, command, timeout_s=timeout, on_output=call.output)
     return ToolResult(answer.text, details=answer.details, is_error=answer.failed)
 
 
-CODING_TOOLS: Final[tuple[AnyTool, ...]] = (read, write, edit, ls, find, grep, bash)
+@tool(replay="safe", effects="read", output=OutputLimits(keep="head"))
+async def bash_output(
+    environment: ExecutionEnvironment,
+    id: str | None = None,
+    offset: int | None = None,
+    wait: float = 0,
+    until: Literal["exit", "output"] = "exit",
+) -> ToolResult:
+    """Show how a background command is and what it wrote, or list them all.
+
+    Args:
+        id: Which one. All are listed if not given.
+        offset: The byte of its output to begin at; each result tells where to read on. The end of the output if not
+            given.
+        wait: Seconds to wait while it runs, at most 600.
+        until: What to wait for, its exit or output past the offset.
+    """
+    with _for_the_model():
+        if id is None:
+            return _result(await in_background.listed(environment))
+        return _result(await in_background.output(environment, id, offset=offset, wait_s=wait, until=until))
+
+
+@tool(replay="safe", effects="space", sequential=True)
+async def bash_stop(id: str, environment: ExecutionEnvironment) -> ToolResult:
+    """Stop a background command and all that it started.
+
+    Args:
+        id: Which one.
+    """
+    with _for_the_model():
+        return _result(await in_background.stop(environment, id))
+
+
+CODING_TOOLS: Final[tuple[AnyTool, ...]] = (
+    read,
+    write,
+    edit,
+    ls,
+    find,
+    grep,
+    bash,
+    bash_output,
+    bash_stop,
+)
 
 
 def coding_tools(*names: str) -> Extension:
     """The extension ``coding``: tools for files and commands, in the environment that the host gives a conversation.
 
-    ``names``: which of ``read``, ``write``, ``edit``, ``ls``, ``find``, ``grep`` and ``bash``; all of them if none are
-    given. Raises ValueError for another name, or one that comes twice.
+    ``names``: which of ``read``, ``write``, ``edit``, ``ls``, ``find``, ``grep``, ``bash``, ``bash_output`` and
+    ``bash_stop``; all of them if none are given. Raises ValueError for another name, or one that comes twice.
     """
     known = {tool.name: tool for tool in CODING_TOOLS}
     wrong = [name for name in names if name not in known]
