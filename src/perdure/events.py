@@ -17,6 +17,8 @@ from perdure.harness.events import InboxChanged as InboxChanged
 from perdure.harness.events import MessageDelta as MessageDelta
 from perdure.harness.events import MessageEnd as MessageEnd
 from perdure.harness.events import MessageStart as MessageStart
+from perdure.harness.events import QuestionAsked as QuestionAsked
+from perdure.harness.events import QuestionOver as QuestionOver
 from perdure.harness.events import Resumed as Resumed
 from perdure.harness.events import Retry as Retry
 from perdure.harness.events import RunEnd as RunEnd
@@ -47,6 +49,8 @@ __all__ = [
     "MessageDelta",
     "MessageEnd",
     "MessageStart",
+    "QuestionAsked",
+    "QuestionOver",
     "Resumed",
     "Retry",
     "RunEnd",

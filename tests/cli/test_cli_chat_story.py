@@ -33,6 +33,8 @@ from perdure.events import (
     MessageDelta,
     MessageEnd,
     MessageStart,
+    QuestionAsked,
+    QuestionOver,
     Resumed,
     Retry,
     RunEnd,
@@ -220,6 +222,14 @@ def test_a_request_that_is_sent_again_begins_anew() -> None:
     again = told.tell(Retry(seq=1, attempt=2, until=NOW + 4000, code="overloaded", message="too much"))
     assert again == "· overloaded: too much; asked again in 4 seconds\n"
     assert told.tell(MessageStart(seq=1, task=5), delta("one "), end(answer(6, "one two"))) == "one two\n"
+
+
+def test_what_a_tool_asks_a_person_is_shown_with_how_to_answer_it_h333() -> None:
+    told = Told()
+    asked = QuestionAsked(seq=1, task=9, call=7, text="How many\nare you\x1b[31m?", expires_at=1)
+    shown = told.tell(*START, started(), asked, QuestionOver(seq=2, task=9, call=7))
+    assert "? a tool asks and waits for the answer\n  How many\n  are you?\n" in shown
+    assert "  perdure questions answer STORE 9 ANSWER, from another terminal\n  question 9 is over\n" in shown
 
 
 def test_calls_that_are_written_are_counted_and_not_told() -> None:

@@ -15,6 +15,7 @@ from doubles import ManualClock, settle
 from kit import live, opened, transcript
 from pydantic import BaseModel
 
+from perdure.events import Event, QuestionAsked, QuestionOver, ToolEnd, ToolStart
 from perdure.harness.conversation import Conversation
 from perdure.harness.handle import CallConflict, CallRefused, ToolCall
 from perdure.harness.harness import Harness
@@ -103,6 +104,35 @@ async def test_the_answer_is_of_the_type_that_is_asked_for_h329_h331(kind: Any, 
         assert await question.answer(answer) is True
         assert await said(root) == given
         assert await harness.questions() == []
+
+
+async def test_events_tell_of_a_question_and_of_its_end_h333() -> None:
+    async with opened(ScriptedModel(MODEL), tools=(asking(how_many),)) as harness:
+        root = await harness.root()
+        async with root.events() as events:
+            await root.submit("Go.", request_id="go")
+            told: list[Event] = []
+            async for event in events:
+                if isinstance(event, (QuestionAsked, QuestionOver, ToolStart, ToolEnd)):
+                    told.append(event)
+                if isinstance(event, QuestionAsked):
+                    (question,) = await harness.questions()
+                    assert (event.task, event.call, event.text) == (question.task, question.call, "How many?")
+                    assert event.expires_at == question.expires_at
+                    await question.answer(4)
+                if isinstance(event, ToolEnd):
+                    break
+        assert [type(event) for event in told] == [ToolStart, QuestionAsked, QuestionOver, ToolEnd]
+
+
+async def test_what_is_aborted_is_over_for_those_who_watch_h333() -> None:
+    async with asked(how_many) as (harness, root), root.events() as events:
+        (question,) = await open_questions(harness)
+        await root.abort()
+        async for event in events:
+            if isinstance(event, QuestionOver):
+                assert event.task == question.task
+                break
 
 
 async def test_what_does_not_fit_is_refused_and_the_question_stays_h331() -> None:

@@ -14,6 +14,7 @@ import typer
 import perdure
 from perdure.cli.approvals.commands import app as approvals
 from perdure.cli.errors import run_command as _run
+from perdure.cli.people import app as questions
 from perdure.cli.space.commands import app as space
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ class CrashMode(StrEnum):
 
 app.add_typer(space, name="space")
 app.add_typer(approvals, name="approvals")
+app.add_typer(questions, name="questions")
 
 
 def _version(wanted: bool) -> None:

@@ -21,6 +21,7 @@ from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
 from perdure.cli.text import printable, size, when
 from perdure.harness.approval import APPROVAL
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
+from perdure.harness.person import ANSWER, QUESTION
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.records import ConversationRecord, Sleeping, SubmissionRecord, TaskRecord, Waiting
@@ -231,8 +232,8 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
     words: list[str] = []
     if isinstance(state, Waiting):
         if state.signal is not None:
-            asks = record.kind == TOOL_TASK and state.signal == APPROVAL
-            words.append("waits to be allowed or denied" if asks else f"waits for the signal {state.signal!r}")
+            asks = {(TOOL_TASK, APPROVAL): "waits to be allowed or denied", (QUESTION, ANSWER): "waits to be answered"}
+            words.append(asks.get((record.kind, state.signal), f"waits for the signal {state.signal!r}"))
             if state.deadline is not None:
                 words.append(f"until {when(state.deadline)}")
         else:

@@ -40,6 +40,8 @@ from perdure.harness.events import (
     MessageDelta,
     MessageEnd,
     MessageStart,
+    QuestionAsked,
+    QuestionOver,
     Retry,
     RunEnd,
     RunStart,
@@ -208,10 +210,14 @@ def _tools(
         )
     if was is now:
         return
+    for key, tool in was.items():
+        if key not in now:
+            yield from _questions(int(key), tool, None, seq)
     for key, tool in now.items():
         old = was.get(key)
         if tool is old:
             continue
+        yield from _questions(int(key), old, tool, seq)
         if tool["state"] == "approval":
             yield from _approval(int(key), old, tool, seq)
         if tool["state"] != "running":
@@ -223,6 +229,20 @@ def _tools(
         update = _update(int(key), old, tool, seq)
         if update is not None:
             yield update
+
+
+def _questions(call: int, old: LiveTool | None, tool: LiveTool | None, seq: int) -> Iterator[Event]:
+    was = {} if old is None else old.get("questions", {})
+    now = {} if tool is None else tool.get("questions", {})
+    if was is now:
+        return
+    for task in sorted(was.keys() - now.keys(), key=int):
+        yield QuestionOver(seq=seq, task=int(task), call=call)
+    for task, question in now.items():
+        if task not in was:
+            yield QuestionAsked(
+                seq=seq, task=int(task), call=call, text=question["text"], expires_at=question["expires_at"]
+            )
 
 
 def _approval(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> Iterator[Event]:

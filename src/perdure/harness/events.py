@@ -171,6 +171,24 @@ class ApprovalDecided(_Event, frozen=True, kw_only=True, tag="approval_decided")
     """It is to run with other arguments than those that were asked about."""
 
 
+class QuestionAsked(_Event, frozen=True, kw_only=True, tag="question_asked"):
+    """A call asks a person, and waits (rule H333): ``harness.questions()`` has what is asked, and takes the answer."""
+
+    task: int
+    """Of the question."""
+    call: int
+    text: str
+    expires_at: int
+    """ms UTC."""
+
+
+class QuestionOver(_Event, frozen=True, kw_only=True, tag="question_over"):
+    """It was answered, or is not asked any more."""
+
+    task: int
+    call: int
+
+
 class EntryAppended(_Event, frozen=True, kw_only=True, tag="entry"):
     """An entry that is neither an answer nor a result: an input, a reset, the prompt, an application's own."""
 
@@ -265,6 +283,8 @@ Event: TypeAlias = (
     | ToolEnd
     | ApprovalRequested
     | ApprovalDecided
+    | QuestionAsked
+    | QuestionOver
     | EntryAppended
     | InboxChanged
     | Retry

@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias
 
 from perdure.cli.questions import argument_lines, who
 from perdure.cli.style import Line, line
-from perdure.cli.text import one_line
-from perdure.events import ApprovalDecided, ApprovalRequested
+from perdure.cli.text import lines_of, one_line
+from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked
 from perdure.harness.approval_rules import ApprovalRule, ArgumentIs
 from perdure.harness.documents import LiveTool
 from perdure.harness.harness import Harness
@@ -51,6 +51,13 @@ def reply_of(text: str) -> Reply | None:
             return Reply("no", reason)
         case _:
             return None
+
+
+def question_lines(event: QuestionAsked) -> list[Line]:
+    """What a tool asks a person: it is answered from another terminal."""
+    text = [line(f"  {words}") for words in lines_of(event.text)]
+    how = f"  perdure questions answer STORE {event.task} ANSWER, from another terminal"
+    return [line("? a tool asks and waits for the answer", "warning"), *text, line(how, "dim")]
 
 
 class Questions:

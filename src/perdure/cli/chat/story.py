@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from perdure.cli.chat.questions import HOW, Questions
+from perdure.cli.chat.questions import HOW, Questions, question_lines
 from perdure.cli.chat.scene import Queued, Scene, parts_of, queued_of, rest_of
 from perdure.cli.chat.screen import Screen
 from perdure.cli.chat.usage import spent
@@ -44,6 +44,8 @@ from perdure.events import (
     MessageDelta,
     MessageEnd,
     MessageStart,
+    QuestionAsked,
+    QuestionOver,
     Resumed,
     Retry,
     RunEnd,
@@ -246,6 +248,11 @@ class Story:
                 self._screen.ready()
             case ApprovalDecided():
                 self._screen.put(*self.questions.decided(event))
+            case QuestionAsked():
+                self._screen.end_stream()
+                self._screen.put(*question_lines(event))
+            case QuestionOver():
+                self._screen.put(line(f"  question {event.task} is over", "dim"))
             case EntryAppended():
                 self._entry(event.entry)
             case InboxChanged():

@@ -1,0 +1,103 @@
+"""``perdure questions``: what tools ask a person, listed and answered from another terminal (rules H330, H331)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perdure.cli.errors import run_command
+
+if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
+    from perdure.harness.person import PersonQuestion
+    from perdure.kernel.json import JsonValue
+
+app = typer.Typer(help="Questions that tools ask a person and wait for.", no_args_is_help=True)
+
+Store = Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")]
+
+
+@app.command()
+def ls(store: Store, as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False) -> None:
+    """List what is asked, with the JSON Schema of each answer where it is not any text."""
+    found = run_command("questions ls", _waiting(store))
+    if not found and not as_json:
+        typer.echo("nothing is asked")
+    for question in found:
+        typer.echo(_as_json(question) if as_json else _told(question))
+
+
+@app.command()
+def answer(
+    store: Store,
+    question: Annotated[int, typer.Argument(help="Its number, as ls shows it.")],
+    value: Annotated[str, typer.Argument(help="The answer: a text, or JSON where that is asked for.")],
+) -> None:
+    """Answer a question. Where nobody has the store open, its call goes on when its host comes back."""
+    raise typer.Exit(run_command("questions answer", _answer(store, question, value)))
+
+
+async def _waiting(path: Path) -> list[PersonQuestion]:
+    """Raises what opening a store raises."""
+    from perdure.cli.stores import looking
+    from perdure.harness.person import questions
+
+    async with looking(path) as session:
+        return await questions(session)
+
+
+def _as_json(question: PersonQuestion) -> str:
+    import msgspec
+
+    names = ("task", "conversation_id", "call", "tool", "text", "schema", "asked_at", "expires_at")
+    return msgspec.json.encode({name: getattr(question, name) for name in names}).decode()
+
+
+def _told(question: PersonQuestion) -> str:
+    from perdure.cli.text import lines_of, one_line, when
+    from perdure.kernel.json import encode_json
+
+    lines = [
+        f"{question.task}  {one_line(question.tool)}  in conversation {question.conversation_id}, "
+        f"asked {when(question.asked_at)}, until {when(question.expires_at)}",
+        *(f"    {text}" for text in lines_of(question.text)),
+    ]
+    if question.schema != {"type": "string"}:
+        lines.append(f"    answer: {one_line(encode_json(question.schema).decode())}")
+    return "\n".join(lines)
+
+
+async def _answer(path: Path, task: int, value: str) -> int:
+    """The exit code. Raises CommandError."""
+    from perdure.cli.approvals.ask import KEPT, NOT_YET, done
+    from perdure.cli.errors import CommandError
+    from perdure.harness.person import AnswerRefused
+    from perdure.kernel.errors import NotJson
+    from perdure.kernel.json import check_json
+
+    try:
+        check_json(value, at="the answer")
+    except NotJson as error:
+        raise CommandError(str(error)) from error
+    if all(question.task != task for question in await _waiting(path)):
+        raise CommandError(f"there is no question {task}; perdure questions ls lists what is asked")
+
+    async def here(harness: Harness) -> dict[str, JsonValue]:
+        for question in await harness.questions():
+            if question.task == task:
+                try:
+                    return {"first": await question.answer(value)}
+                except AnswerRefused as error:
+                    raise CommandError(str(error)) from error
+        return {"first": False}
+
+    result = await done(path, "answer", {"task": task, "value": value}, here)
+    if result is None:
+        typer.echo(KEPT, err=True)
+        return NOT_YET
+    if not result["first"]:
+        raise CommandError(f"question {task} was answered already; that answer stands")
+    typer.echo(f"answered: question {task}")
+    return 0
