@@ -297,10 +297,10 @@ async def test_an_overflow_without_a_way_out_ends_the_run_h139(why: str) -> None
 
 async def test_an_input_alone_is_no_history_also_before_the_prompt_h139_h202() -> None:
     """The prompt is told behind the first input: what it says is not what stays."""
-    scripted = model(lambda request: fail("overflow", "too long for me"), window=400_000)
+    scripted = model(lambda request: fail("overflow", "too long for me"), window=4_000_000)
     async with opened(scripted, instructions="Be kind.") as harness:
         root = await harness.root()
-        record = await (await root.submit(LONG)).wait()
+        record = await (await root.submit("hi")).wait()
         assert (record.reason, record.detail) == ("model_error", "overflow: too long for me")
         assert len(scripted.requests) == 1
 
