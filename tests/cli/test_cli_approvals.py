@@ -92,7 +92,7 @@ async def test_a_killed_host_finds_what_was_decided_while_nobody_had_the_store_h
     assert "pay  in conversation 1, asked" in listed.output
     assert "    to: ada\n    amount: 5\n" in listed.output
     assert "waits to be allowed; nothing of it was done" in (await perdure("show", store)).output
-    assert "waits to be allowed or denied until" in (await perdure("inspect", store, "--json")).output
+    assert "waits to be allowed or denied" in (await perdure("inspect", store, "--json")).output
     allowed = await perdure("approvals", "allow", store, await task_of(store))
     assert allowed.exit_code == 0, allowed.output
     assert (await perdure("approvals", "ls", store)).output == "no call waits for approval\n"
