@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -135,6 +136,15 @@ def test_each_mistake_h321(written: dict[str, Any], meant: dict[str, Any]) -> No
     wanted = survey.signature.values({**rest, **meant})
     assert survey.signature.values(read) == wanted
     assert set(read) == {*rest, *meant}
+
+
+def test_an_argument_that_fits_is_left_alone_beside_one_that_does_not_h320() -> None:
+    @tool
+    async def wait(how_long: timedelta, at: datetime, places: list[str]) -> None:
+        """Wait."""
+
+    written = {"how_long": 30, "at": 1_700_000_000, "places": "north"}
+    assert wait.signature.read(raw(written)) == {**written, "places": ["north"]}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union, cast, get_args, get_origin
 from typing import get_type_hints as resolve_hints
@@ -179,9 +179,12 @@ class Signature:
         try:
             self._validate(arguments)
         except _Unfit as unfit:
-            changed = repaired(arguments, cast("Schema", decode_json(self.schema)))
-            if changed is arguments or not isinstance(changed, dict):
+            wrong = {name: value for name, value in arguments.items() if name in unfit.names}
+            right = repaired(wrong, cast("Schema", decode_json(self.schema)))
+            if right is wrong or not isinstance(right, dict):
                 raise InvalidArguments(unfit.problems) from None
+            # Those that fit are left as they are, whatever the schema says of them: it may say less than the types.
+            changed = {n: right.get(n, value) for n, value in arguments.items() if n not in wrong or n in right}
             self.values(changed)
             return changed
         return arguments
@@ -215,14 +218,17 @@ class Signature:
 
 
 class _Unfit(Exception):
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, problems: list[str], names: Collection[str] = ()) -> None:
         super().__init__()
         self.problems = problems
+        self.names = names
+        """The arguments that they are about, as a whole."""
 
 
 def _unfit(error: ValidationError) -> _Unfit:
     problems: list[str] = []
-    for item in error.errors(include_url=False, include_input=False, include_context=False):
+    items = error.errors(include_url=False, include_input=False, include_context=False)
+    for item in items:
         where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in item["loc"]).lstrip(".")
         match item["type"]:
             case "extra_forbidden":
@@ -232,7 +238,7 @@ def _unfit(error: ValidationError) -> _Unfit:
             case _:
                 message = item["msg"]
                 problems.append(f"{where}: {message[:1].lower()}{message[1:]}")
-    return _Unfit(problems)
+    return _Unfit(problems, {str(item["loc"][0]) for item in items if item["loc"]})
 
 
 def _as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
