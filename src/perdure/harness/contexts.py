@@ -152,7 +152,7 @@ class Contexts:
         """The first entry to keep if the newest settled ``keep`` tokens are (see ModelContext.cut); None also if the
         history is not in memory."""
         found = self._fed(conversation_id)
-        live = self._session.live.staged
+        live = self._session.live.settled  # a result that is staged has not come to the context yet
 
         def alive(task: int) -> bool:
             record = live.get(task)
