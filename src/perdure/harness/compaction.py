@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from perdure.harness.asking import ask
 from perdure.harness.catalogue import Chosen, NoModel, find_info, find_model
-from perdure.harness.compaction_need import Need, policy_for, room_of
+from perdure.harness.compaction_need import BEGUN, WAITED_FOR, Need, policy_for, room_of
+from perdure.harness.compaction_policy import room_for
 from perdure.harness.context import Replaceable
 from perdure.harness.cost import Costs
 from perdure.harness.documents import (
@@ -209,8 +210,13 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         if limit is not None:
             return await self._fail(run, _End("limit", limit.detail))
         agent = await run.session.snapshot(Agent, conversation=run.conversation_id) or Agent()
-        room = room_of(host, agent, at.model, info)
-        output = min(info.max_output, max(room.reserve, room.window // LEAST_SHARE))
+        own = find_model(host, agent, run.conversation_id)
+        # Whoever writes, the policy is that of the conversation's model; its sizes are for the writer's window here.
+        policy = policy_for(host, at.model if isinstance(own, NoModel) else own.id)
+        room = room_for(policy, agent.compaction, info.context_window)
+        output = max(room.reserve, room.window // LEAST_SHARE)
+        if info.max_output > 0:  # else it is not known
+            output = min(output, info.max_output)
         request = ModelRequest(
             model=at.model,
             messages=summary_request(
@@ -222,7 +228,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             max_output=output,
             attempt=at.attempt,
         )
-        outcome = await self._send(run, request, policy_for(host, at.model).deadline_ms)
+        outcome = await self._send(run, request, policy.deadline_ms)
         self._sent[run.id] = await self._costs.priced(self._sent[run.id])
         if isinstance(outcome, AssistantMessage):
             text = outcome.text.strip()
@@ -337,6 +343,8 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
                 live = await tx.draft(Live)
                 live.compactions.pop(str(run.id), None)
                 live.compaction_failure = None
+                if live.run is not None:
+                    live.run.pop("compaction_failed", None)
                 moved = tx.complete(placed)
         if isinstance(placed, _End):
             self._tell(run, placed)
@@ -459,6 +467,8 @@ async def _show_end(tx: Transaction, record: TaskRecord, reason: CompactionReaso
     owner = None if record.owner is None else tx.live_task(record.owner)
     if end.code in ("stale", "nothing_to_compact") or (owner is not None and owner.abort_requested):
         return
+    if live.run is not None and reason in BEGUN and live.run.get("compaction_failed") != "waited":
+        live.run["compaction_failed"] = "waited" if reason in WAITED_FOR else "background"
     live.compaction_failure = CompactionFailure(
         task=record.id,
         reason=reason,

@@ -19,7 +19,7 @@ Waited: TypeAlias = Literal["not", "other", "own"]
 
 WAITED_FOR: frozenset[CompactionReason] = frozenset({"threshold", "overflow"})
 """Of compactions that a run begins by itself, those that it waits for."""
-BEGUN: frozenset[CompactionReason] = frozenset({"background", "threshold", "overflow"})
+BEGUN: frozenset[CompactionReason] = WAITED_FOR | {"background"}
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +55,8 @@ async def needed(
         return None
     live = await tx.read(Live, conversation=conversation_id) or Live()
     blocking = tokens > room.waits_above
-    failure = live.compaction_failure
-    if (
-        failure is not None
-        and live.run is not None
-        and failure["run"] == live.run["task"]
-        and failure["reason"] in (WAITED_FOR if blocking else BEGUN)
-    ):
+    failed = None if live.run is None else live.run.get("compaction_failed")
+    if failed == "waited" or (failed is not None and not blocking):
         return None  # nothing is tried twice in a run
     underway = next((id for id in map(int, live.compactions) if tx.live_task(id) and not host.is_blocked(id)), None)
     if blocking and underway is not None and waited == "not":

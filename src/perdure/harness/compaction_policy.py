@@ -17,6 +17,8 @@ MOST_BACKGROUND: Final = 32_768
 SHARE: Final = 4
 """What is not set is so large, but at most this part of the model's window."""
 MOST_TOKENS: Final = 1_000_000_000
+ASSUMED_WINDOW: Final = 128_000
+"""Of a model whose window is not known, for a compaction by hand; no other is begun there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,7 @@ class Compaction:
             check_size(name, getattr(self, name))
         if type(self.deadline_ms) is not int or not 1 <= self.deadline_ms <= MOST_TOKENS:
             raise ValueError(f"deadline_ms is a number of milliseconds from 1 on, not {self.deadline_ms!r}")
-        if self.model is not None and not all(str(self.model).partition(":")):
+        if self.model is not None and (type(self.model) is not str or not all(self.model.partition(":"))):
             raise ValueError(f"a model is named 'provider:name', not {self.model!r}")
 
 
@@ -103,7 +105,10 @@ def host_room(policy: Compaction, window: int) -> Room:
 
 
 def room_for(policy: Compaction, own: CompactionSettings, window: int) -> Room:
-    """What the policy comes to where a conversation's own settings win, field by field."""
+    """What the policy comes to where a conversation's own settings win, field by field. A window that is 0 or less is
+    not known."""
+    known = window > 0
+    window = window if known else ASSUMED_WINDOW
 
     def size(name: str, most: int) -> int:
         said: int | None = own.get(name, getattr(policy, name))  # pyright: ignore[reportAssignmentType]  # by name
@@ -114,7 +119,7 @@ def room_for(policy: Compaction, own: CompactionSettings, window: int) -> Room:
     background = min(size("background_tokens", MOST_BACKGROUND), window - reserve - keep)
     return Room(
         window=window,
-        enabled=own.get("enabled", policy.enabled) and window > 0,
+        enabled=own.get("enabled", policy.enabled) and known,
         reserve=reserve,
         keep=keep,
         background=background,

@@ -93,6 +93,9 @@ class LiveRun(TypedDict):
     """Model responses so far."""
     compacted: NotRequired[bool]
     """It has waited for a compaction."""
+    compaction_failed: NotRequired[Literal["background", "waited"]]
+    """Of those that runs begin by themselves, one failed in it, or even one that it waited for: none of its kind is
+    begun again until one was placed. Absent: none has failed."""
     control: NotRequired[list[LiveControl]]
     """What results of the open round ask of the run; absent: nothing."""
     continued: NotRequired[int]
@@ -200,8 +203,7 @@ class CompactionFailure(TypedDict):
     code: str
     message: str
     run: int | None
-    """The generation task of the run it failed in: in that run none of its kind (one that is waited for, or a
-    background one) is begun by itself again."""
+    """The generation task of the run it failed in; None: there was none."""
 
 
 class Live(Document, kind="pi.live", version=1, scope="conversation", fork="initial", builtin=True):

@@ -219,8 +219,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     async def _after_compaction(self, run: Run[None, None, Compacting], tx: RunTransaction[None]) -> Next[None] | None:
         at = run.checkpoint
         outcome = run.results.get(at.task)
-        if at.waited == "own" and not isinstance(outcome, Completed):
-            code, message = words_of_end(outcome)
+        code, message = words_of_end(outcome)
+        if at.waited == "own" and code not in ("completed", "stale"):  # stale: another was placed that cuts later
             words = f"{code}: {message}"
             if at.overflow is not None and code != INEFFECTIVE:
                 words = f"{at.overflow}; the compaction for it ended {words}"

@@ -89,7 +89,7 @@ async def prepare(
         count = host.contexts.count(tx, conversation_id)
         if count is None:
             return NotKnown()
-        takes = count.tokens + tokens_of_bytes(len(text))
+        takes = count.tokens + tokens_of_bytes(len(text.encode()))
         if count.exact is None:
             takes += sum(tokens_of_spec(tool.spec) for tool in tools)
         need = await needed(host, tx, conversation_id, room, tokens=takes, waited=waited)

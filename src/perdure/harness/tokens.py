@@ -64,7 +64,7 @@ def tokens_of(messages: Sequence[Message]) -> int:
 
 def tokens_of_spec(spec: ToolSpec) -> int:
     """Of a tool as it is offered."""
-    return tokens_of_bytes(len(spec.name) + len(spec.description) + len(bytes(spec.parameters)))
+    return tokens_of_bytes(len((spec.name + spec.description).encode()) + len(bytes(spec.parameters)))
 
 
 def measured(usage: Usage) -> int | None:
