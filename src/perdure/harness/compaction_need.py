@@ -19,7 +19,7 @@ Waited: TypeAlias = Literal["not", "other", "own"]
 
 WAITED_FOR: frozenset[CompactionReason] = frozenset({"threshold", "overflow"})
 """Of compactions that a run begins by itself, those that it waits for."""
-BEGUN: frozenset[CompactionReason] = WAITED_FOR | {"background"}
+BEGUN: frozenset[CompactionReason] = frozenset({"background", "threshold", "overflow"})
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
