@@ -193,6 +193,44 @@ async def test_calls_go_on_beside_one_that_changes_files_all_the_time_s171(world
         await world.check()
 
 
+@pytest.mark.parametrize("number", range(1, 25))
+async def test_killed_after_any_commit_it_is_started_once_and_what_is_told_is_true_s168(
+    world: World, number: int
+) -> None:
+    serve = call("bash", command=f"echo one >> log; {SERVE}", background=True)
+    replies = (serve, output(**READY), call("write", path="f", content="x"), output(), call("bash_stop", id="1"))
+    async with world.open(*replies) as harness:
+        reached = asyncio.Event()
+        settled = 0
+
+        def count(_: object) -> None:
+            nonlocal settled
+            settled += 1
+            if settled >= number:
+                reached.set()
+
+        harness.session.observe(count)
+        submission = await (await harness.root()).submit("go", request_id="one")
+        answer = asyncio.ensure_future(submission.answer())
+        killed = asyncio.ensure_future(reached.wait())
+        await asyncio.wait({answer, killed}, return_when=asyncio.FIRST_COMPLETED)
+        await world.crash()
+        await asyncio.wait({answer, killed}) if killed.done() else killed.cancel()
+        assert answer.done()
+        answer.exception()
+    async with world.open(*replies) as harness:
+        started, _, _, listed, stopped = await said(world, harness)
+        assert started.startswith("Started in the background with the id 1.")
+        assert [note["id"] for note in (await world.state()).background] == ["1"]
+        lost = f"1: lost ({KILLED})."
+        assert stopped == lost if KILLED in listed else stopped in (lost, "1: stopped (stopped as asked).")
+        if stopped != lost:
+            assert world.lines() == ["one"]
+        assert len(world.lines()) <= 1
+        assert not alive(world)
+        await world.check()
+
+
 DRIVER = """
 import asyncio, os, signal, sys
 from perdure import Extension, Harness, SqliteStorage, coding_tools, tool
