@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,11 @@ class Size(msgspec.Struct):
 class Place(BaseModel):
     name: str
     floor: int = 0
+
+
+@dataclass
+class Seat:
+    row: int
 
 
 Ask = Callable[[ToolCall], Awaitable[object]]
@@ -87,6 +92,9 @@ async def said(root: Conversation) -> str:
         (int, 4, "4"),
         (int, "4", "4"),
         (bool, "true", "True"),
+        (bool, "No", "False"),
+        (float, "4", "4.0"),
+        (Seat, '{"row": 3}', "Seat(row=3)"),
         (Literal["red", "blue"], "red", "'red'"),
         (list[int], "[1, 2,]", "[1, 2]"),
         (list[str], "one", "['one']"),
@@ -177,6 +185,22 @@ async def test_a_question_outlives_its_process_and_is_asked_once_h329() -> None:
     async with asked(ask, storage=storage) as (harness, root):
         assert await said(root) == "'blue'"
     assert asks == [1, 2]
+
+
+async def test_an_unsafe_call_that_asked_is_interrupted_and_asks_no_more_h330() -> None:
+    storage = MemoryStorage()
+
+    @tool
+    async def inquire(call: ToolCall) -> str:
+        """Inquire."""
+        return await call.ask("Which?")
+
+    async with opened(ScriptedModel(MODEL), storage=storage, tools=(inquire,)) as harness:
+        await (await harness.root()).submit("Go.", request_id="go")
+        await open_questions(harness)
+    async with opened(ScriptedModel(MODEL), storage=storage, tools=(inquire,)) as harness:
+        assert (await said(await harness.root())).startswith("The call was interrupted")
+        assert await harness.questions() == []
 
 
 async def test_one_key_is_one_question_h329() -> None:

@@ -18,6 +18,8 @@ Schema: TypeAlias = dict[str, JsonValue]
 
 MAX_DEPTH: Final = 40
 """Levels of schema that are looked at; below that a value is left as it is."""
+BOOLEANS: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
+"""By their texts in lower case."""
 
 _FENCE = re.compile(r"```(?:[A-Za-z0-9]*)[ \t]*\n?(?P<text>.*?)\n?\s*```", re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[\]}])', re.DOTALL)
@@ -167,8 +169,8 @@ class _Repair:
             case "integer" | "number" if isinstance(value, str):
                 number = _number(value)
                 return value if number is None or not _is_of(number, kind) else number
-            case "boolean" if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-                return value.strip().lower() == "true"
+            case "boolean" if isinstance(value, str):
+                return BOOLEANS.get(value.strip().lower(), value)
             case "null" if value in ("null", "None"):
                 return None
             case "string" if type(value) in (int, float):

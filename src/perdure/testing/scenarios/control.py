@@ -49,6 +49,20 @@ async def reconciled(host: Host) -> None:
         assert (await submission.answer()).text == "All is paid."
 
 
+async def reconciled_below(host: Host) -> None:
+    """A safe tool that makes two such calls: it runs again, finds both, and each has taken effect once."""
+
+    @tool(replay="safe")
+    async def settle(call: ToolCall) -> str:
+        """Settle what is due."""
+        first = await call.call("charge", {"amount": 90}, key="first")
+        second = await call.call("charge", {"amount": 20}, key="second")
+        return f"{first.text}, {second.text}"
+
+    async with open_harness(host, [call("settle"), say("done")], tools=[settle, charge(host)]) as (_, root):
+        await (await root.submit("Settle.", request_id="settle")).answer()
+
+
 async def nobody_knows(host: Host) -> None:
     """A tool that looks outside and cannot tell: its call was begun once at most, and is interrupted."""
 
@@ -180,6 +194,7 @@ async def deferred_found(host: Host) -> None:
 
 CONTROL = (
     scenario(reconciled, safe=effects("charge 90", "charge 20", "charge 5", "measure sky")),
+    scenario(reconciled_below, safe=effects("charge 90", "charge 20")),
     scenario(nobody_knows, unsafe=effects("launch one"), tools=effects("launch")),
     scenario(terminated, safe=effects("conclude one", "conclude two", "measure north")),
     scenario(not_all_terminate, safe=effects("conclude one", "measure north")),
