@@ -1,25 +1,30 @@
-"""The public face is snapshot-tested: a change of it is a decision, seen in a diff.
+"""The public face is snapshot-tested: a change of it is a decision, seen in a diff. So are the pages of docs/api.
 
-Write the snapshot anew with ``python tests/test_api_snapshot.py``.
+Write both anew with ``python tests/test_api_snapshot.py``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
+import pytest
 
 import perdure
-from perdure import events, spaces
+from perdure import events, spaces, testing
 
+BUILD = Path(__file__).parent.parent / "docs" / "api" / "build.py"
 SNAPSHOT = Path(__file__).parent / "golden" / "public-api.txt"
 
 
 def described() -> Iterator[str]:
-    for home, name in [(module, name) for module in (perdure, events, spaces) for name in module.__all__]:
+    for home, name in [(module, name) for module in (perdure, events, spaces, testing) for name in module.__all__]:
         value = getattr(home, name)
         if isinstance(value, type):
             bases = ", ".join(base.__name__ for base in value.__bases__)
@@ -65,6 +70,43 @@ def test_the_public_api_is_as_recorded() -> None:
     assert face() == SNAPSHOT.read_text(), f"if meant, run: python {Path(__file__).name}"
 
 
+def build() -> ModuleType:
+    """The script that writes the reference."""
+    spec = importlib.util.spec_from_file_location("api_reference", BUILD)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    assert build().outdated() == [], f"run: python {Path(__file__).name}"
+
+
+def test_every_public_name_is_in_the_reference_with_its_methods() -> None:
+    pages = "".join(path.read_text() for path in BUILD.parent.glob("*.md"))
+    for home in (perdure, events, spaces, testing):
+        missing = [name for name in home.__all__ if name != "__version__" and f"\n## {name}\n" not in pages]
+        assert missing == [], home.__name__
+    for name in ("Harness.open", "Conversation.submit", "Session.commit", "Submission.answer", "Approval.allow"):
+        assert f"\n### {name}\n" in pages
+
+
+def test_a_page_that_is_not_as_the_sources_say_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = build()
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    script.write()
+    assert script.outdated() == []
+    (tmp_path / "hooks.md").write_text("by hand")
+    (tmp_path / "gone.md").write_text("of a release before")
+    assert script.outdated() == ["gone.md", "hooks.md"]
+    script.write()
+    assert script.outdated() == []
+
+
 if __name__ == "__main__":
+    build().write()
     SNAPSHOT.parent.mkdir(exist_ok=True)
     SNAPSHOT.write_text(face())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,38 @@ from perdure.testing import crash
 from perdure.testing.crash import run_simulation
 from perdure.testing.scenarios.kernel import atomic, open_session
 from perdure.testing.simulation import Host, Plan, Scenario
+
+OWN = """
+from perdure import Extension, Harness, ToolCall, tool
+from perdure.testing import Host, Scenario, ScriptedModel, call, say
+
+
+async def program(host: Host) -> None:
+    @tool(replay="safe")
+    async def pay(call: ToolCall) -> str:
+        host.effect("paid"{key})
+        return "paid"
+
+    async with Harness.open(
+        host.storage,
+        models=ScriptedModel([call("pay"), say("done")]),
+        extensions=[Extension("shop", tools=[pay])],
+        clock=host.clock,
+        entropy=host.entropy,
+        on_report=host.report,
+    ) as harness:
+        paying = await (await harness.root()).submit("Pay.", request_id="pay")
+        assert (await paying.answer()).text == "done"
+
+
+async def nothing(host: Host) -> None:
+    pass
+
+
+PAYING = Scenario(name="whatever", program=program, safe=frozenset({{"paid"}}))
+IDLE = Scenario(name="idle", program=nothing)
+NUMBER = 7
+"""
 
 
 @pytest.fixture
@@ -101,3 +135,40 @@ def test_a_campaign_that_kills_nobody_fails_p13(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(crash, "draw", lambda name, _reference, seed: Plan(scenario=name, seed=seed))
     assert run_simulation(runs=5, echo=said.append) == 1
     assert "this proves too little" in said[-1]
+
+
+def own(module: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, key: str) -> None:
+    (folder / f"{module}.py").write_text(OWN.format(key=key))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_a_scenario_of_ones_own_is_drawn_and_its_failure_repeated_p36(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own("own_good", tmp_path, monkeypatch, key=", key=call.idempotency_key")
+    assert run_simulation(scenario="own_good:PAYING", runs=20, echo=said.append) == 0
+    assert " runs=20 ok=20 failed=0 kills=" in said[-1]
+    assert run_simulation(scenario="own_good:IDLE", runs=20, echo=said.append) == 1
+    assert said[-1].startswith("this proves too little")
+    own("own_bad", tmp_path, monkeypatch, key="")
+    assert run_simulation(scenario="own_bad:PAYING", runs=100, echo=said.append) == 1
+    command = next(line for text in said for line in text.splitlines() if "replay: " in line)
+    words = command.partition("replay: ")[2].split()
+    assert words[:6] == ["perdure", "crash", "--mode", "simulation", "--scenario", "own_bad:PAYING"]
+    again = dict(zip(words[4::2], words[5::2], strict=True))
+    assert run_simulation(scenario=again["--scenario"], kill=again["--kill"].split(","), echo=said.append) == 1
+    assert any("effect 'paid' took place 2 times" in text for text in said)
+
+
+def test_what_is_no_scenario_is_said_p36(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own("own_none", tmp_path, monkeypatch, key="")
+    for name, why in (
+        ("own_none:NUMBER", "is a int, and no Scenario"),
+        ("own_none:NOBODY", "no attribute 'NOBODY'"),
+        ("own_nowhere:PAYING", "No module named 'own_nowhere'"),
+        (":PAYING", "there is no scenario ':PAYING'"),
+        ("paying", "write module:NAME"),
+    ):
+        assert run_simulation(scenario=name, echo=said.append) == 2
+        assert why in said[-1]

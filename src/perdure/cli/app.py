@@ -374,7 +374,7 @@ def crash(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Runs at a time, of real processes.")] = 1,
     only: Annotated[str | None, typer.Option(help="steps: those with this in their name, as failing runs say.")] = None,
     every: Annotated[int, typer.Option(min=1, help="steps: only every n-th of them.")] = 1,
-    scenario: Annotated[str | None, typer.Option(help="simulation: only this scenario.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="simulation: only this scenario; yours as module:NAME.")] = None,
     kill: Annotated[
         str | None,
         typer.Option(

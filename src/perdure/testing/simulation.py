@@ -5,8 +5,7 @@
         async with Session.open(host.storage, clock=host.clock, entropy=host.entropy) as session:
             ...
 
-    exploration = explore(Scenario(name="mine", program=program))
-    assert not exploration.failures, exploration.failures[0]
+    explore(Scenario(name="shop:PAYING", program=program)).check()
 
 A program does its part and returns, and must be able to begin again at any point: that is what a process does that
 was killed. What it does outside goes through ``host.effect``, which alone survives a kill, beside the store.
@@ -39,6 +38,8 @@ MOST_DEATHS = 20
 """How often a program may end its own process."""
 MAX_PROBLEMS = 20
 """Of one run; more would say the same again."""
+SHOWN = 3
+"""Failed runs that ``check`` tells of."""
 
 Check: TypeAlias = Callable[[Records], Iterable[str]]
 """What is wrong with the records, one line each."""
@@ -121,6 +122,7 @@ class Scenario:
     """A program, and what is expected of it beside what holds of every program."""
 
     name: str
+    """Of one's own scenarios ``module:NAME``, where it is found: the commands that repeat a run name it so."""
     program: Callable[[Host], Awaitable[None]]
     safe: frozenset[str] = frozenset()
     """Effects that must have taken place exactly once in the end, however often they were attempted."""
@@ -385,6 +387,14 @@ class Tally:
         self.faults.update(fault.kind for fault in result.reached)
         self.reruns += sum(result.world.attempts[what] > 1 for what in scenario.safe)
         self.interrupted += result.interrupted
+
+    def check(self) -> None:
+        """Raise AssertionError with what went wrong, and how to repeat it; and if nothing was killed."""
+        if self.failures:
+            said = "\n".join(map(str, self.failures[:SHOWN]))
+            raise AssertionError(f"{len(self.failures)} of {self.runs} runs failed\n{said}")
+        if not any(fault.kills for fault in (Fault.parse(f"{kind}:1") for kind in self.faults)):
+            raise AssertionError(f"nothing was killed in {self.runs} runs: the program commits nothing")
 
 
 @dataclass(kw_only=True)
