@@ -139,7 +139,7 @@ def described(face: str, name: str) -> str:
         parts.append(fenced(signatures(found.nodes)))
         parts.append(prose(documented(found.nodes)))
     else:
-        parts.append(fenced([ast.unparse(node)]))
+        parts.append(fenced([assigned(node)]))
         value: object = getattr(importlib.import_module(face), name)
         ours = type(value).__module__.startswith("perdure.")  # such as a decorator that is an object
         own = vars(value).get("__doc__") if ours and hasattr(value, "__dict__") else None
@@ -158,7 +158,7 @@ def members(module: str, node: ast.ClassDef) -> Iterator[str]:
             if name and not name.startswith("_") and name not in seen:
                 seen.add(name)
                 text = text_at(each.body, at + 1)
-                line = f"- `{ast.unparse(member)}`"
+                line = f"- `{assigned(member)}`"
                 fields.append(f"{line}: {linked(' '.join(text.split()))}" if text else line)
         functions: dict[str, list[ast.stmt]] = {}
         for member in each.body:
@@ -172,6 +172,17 @@ def members(module: str, node: ast.ClassDef) -> Iterator[str]:
     if fields:
         yield "\n".join(fields)
     yield from methods
+
+
+def assigned(node: ast.stmt) -> str:
+    """A field or a value. What is made by a call is told by its type alone."""
+    match node:
+        case ast.AnnAssign(value=ast.Call()):
+            return f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)} = ..."
+        case ast.Assign(value=ast.Call() as call):
+            return f"{ast.unparse(node.targets[0])}: {ast.unparse(call.func)}"
+        case _:
+            return ast.unparse(node)
 
 
 def is_shown(name: str, *, own: bool) -> bool:
