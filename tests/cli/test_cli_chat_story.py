@@ -408,6 +408,8 @@ def test_compactions_are_told_h150() -> None:
     )
     assert told.tell(end) == "! the context was not summed up: deadline: a b\n"
     assert told.tell(structs.replace(end, outcome="stale")) == ""
+    late = structs.replace(end, reason="manual", outcome="stale", code=None, message=None)
+    assert told.tell(late) == "! the context was not summed up: stale: the context begins anew by now\n"
     entry = EntryRecord(id=90, seq=1, created_at=0, conversation_id=1, kind=COMPACTION, head=1)
     assert told.tell(structs.replace(end, outcome="placed", entry=entry)) != "", "as any entry"
 

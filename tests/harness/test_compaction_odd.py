@@ -27,6 +27,9 @@ from kit import Audit, Hold, Reports, live, opened, rest
 
 from perdure.harness.compaction_policy import Compaction
 from perdure.harness.documents import ASSISTANT
+from perdure.harness.hooks import Decline, HookCompaction, Summary, before_compact
+from perdure.harness.registry import Extension
+from perdure.harness.tokens import tokens_of
 from perdure.harness.tool import tool
 from perdure.kernel.records import Completed, Failed
 from perdure.storage.memory import MemoryStorage
@@ -222,3 +225,38 @@ async def test_a_result_on_its_way_to_storage_keeps_its_call_h138() -> None:
         assert cut is not None
         (kept,) = await root.entries(first=cut, limit=1)
         assert kept.kind == ASSISTANT
+
+
+async def test_a_hook_that_gives_white_space_gives_no_summary_and_one_that_declines_is_brief_h144() -> None:
+    answers: list[Summary | Decline] = [Summary(" \n "), Decline("no " * 5_000)]
+
+    @before_compact
+    async def mine(compaction: HookCompaction) -> Summary | Decline:
+        return answers.pop(0)
+
+    extension = Extension("hooks", hooks=[mine])
+    reports: Reports = []
+    async with opened(model(), compaction=BLOCKING, extensions=[extension], reports=reports) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        ends = [await harness.wait_task(await root.compact()) for _ in range(2)]
+        assert [end.error.code for end in ends if isinstance(end, Failed)] == ["compaction_ineffective", "declined"]
+        assert await compactions(root) == []
+        shown = (await live(root)).compaction_failure
+        assert shown is not None
+        assert len(shown["message"]) <= 2_000
+
+
+async def test_long_instructions_fit_the_window_too_h205() -> None:
+    scripted = model()
+    async with opened(scripted, compaction=BLOCKING) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        task = await root.compact(f"first {'x' * 100_000} last")
+        assert isinstance(await harness.wait_task(task), Completed)
+        (request,) = summaries(scripted)
+        assert tokens_of(request.messages) < 4_000
+        said = texts(request.messages)[-1]
+        assert "first xxx" in said
+        assert "xxx last" in said
+        assert LONG.strip() in said

@@ -165,7 +165,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         if isinstance(answer, Decline):
             return await self._fail(run, _End("declined", answer.reason[:MOST_WORDS]))
         if isinstance(answer, Summary):
-            return await self._finish(run, cut, found, answer.text, model=None)
+            return await self._finish(run, cut, found, answer.text.strip(), model=None)
         writer = policy_for(self._host, own.id).model or own.id
         await self._host.limits.load()
         async with run.commit() as tx:

@@ -73,6 +73,7 @@ def summary_request(
 ) -> list[Message]:
     """The messages that ask for a summary. ``earlier``: what the context begins with, as an earlier summary.
     ``tokens``: what they may take together."""
+    instructions = shortened(instructions, max(tokens * BYTES_PER_TOKEN // 4, FEWEST_BYTES))
     frame: list[Message] = [SystemMessage(TASK), UserMessage((Text(_framed("", "", instructions)),))]
     left = max((tokens - tokens_of(frame)) * BYTES_PER_TOKEN, FEWEST_BYTES)
     before = shortened("\n\n".join(written(message) for message in earlier if not _is_system(message)), left // 3)

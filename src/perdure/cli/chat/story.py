@@ -322,8 +322,9 @@ class Story:
     def _compaction_end(self, event: CompactionEnd) -> None:
         if event.entry is not None:
             self._entry(event.entry)
-        elif event.outcome == "failed" or (event.reason == "manual" and event.outcome == "declined"):
-            said = one_line(f"{event.code}: {event.message}".replace("\n", " "))
+        elif event.outcome == "failed" or (event.reason == "manual" and event.outcome in ("declined", "stale")):
+            message = event.message or "the context begins anew by now"
+            said = one_line(f"{event.code or event.outcome}: {message}".replace("\n", " "))
             self._screen.end_stream()
             self._screen.put(line(f"! the context was not summed up: {shortened(said, WIDEST)}", "warning"))
 
