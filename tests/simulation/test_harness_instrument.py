@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from msgspec import structs
 
+from perdure.harness.approval import Decision
 from perdure.harness.generation import GenerationTask
 from perdure.harness.hooks import HookCall, before_tool
 from perdure.harness.interruption import Interruptions
@@ -19,6 +21,7 @@ from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks import recovery
 from perdure.tasks.run import Run
+from perdure.testing.crash import run_simulation
 from perdure.testing.faulty_models import FaultyModels
 from perdure.testing.model import Reply, ScriptedModel, call, say
 from perdure.testing.normal import Rules
@@ -151,6 +154,23 @@ def test_a_call_that_is_asked_about_again_after_its_decision_is_found_h302(monke
     monkeypatch.setattr(Permissions, "decided", forgotten)
     said = problems(explore(SCENARIOS["approval-unconsumed"], twice=0))
     assert "the calls ended ['expired', 'expired'], not [None, None]" in said
+
+
+def test_a_denial_that_is_not_heard_is_found_h114(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unchecked(self, tx, run, intent):
+        return None
+
+    hears = Permissions.decided
+
+    def deaf(self, run):
+        return hears(self, run) if run.timed_out else msgspec.convert(run.signal, Decision)
+
+    monkeypatch.setattr(Permissions, "decided", deaf)
+    monkeypatch.setattr(Permissions, "check", unchecked)
+    assert "effect 'launch one'" in problems(explore(SCENARIOS["approval-denied"], twice=0))
+    said: list[str] = []
+    assert run_simulation(scenario="decided-by-chance", runs=20, seed=1, echo=said.append) != 0
+    assert " ran, and was denied" in "\n".join(said)
 
 
 # --- programs and models ---------------------------------------------------------------------------------------

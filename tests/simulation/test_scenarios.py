@@ -9,7 +9,7 @@ from perdure.testing.scenarios import SCENARIOS
 from perdure.testing.scenarios.chance import CHANCE
 from perdure.testing.simulation import explore
 
-BY_CHANCE = [scenario.name for scenario in CHANCE]
+BY_CHANCE = [*(scenario.name for scenario in CHANCE), "decided-by-chance"]
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in BY_CHANCE])

@@ -3,23 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import cast
+
+import msgspec
 
 from perdure.harness.approval import ApprovalRefused, Approvals
 from perdure.harness.approval_rules import ApprovalRule, ArgumentBelow, ArgumentIs
 from perdure.harness.approvals import Approval
-from perdure.harness.documents import TOOL_RESULT, ToolResultData
+from perdure.harness.documents import TOOL_RESULT, ToolInput, ToolResultData
+from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
 from perdure.harness.messages import decode_messages
-from perdure.harness.scopes import stored_intent
+from perdure.harness.scopes import TOOL_TASK, stored_intent
 from perdure.harness.submission import Submission
+from perdure.harness.tool import AnyTool, ReplayPolicy, tool
+from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import Terminal
+from perdure.kernel.records import EntryRecord, Terminal
+from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import Reply, call, calls, say
-from perdure.testing.normal import Records
+from perdure.testing.normal import Records, Rules
 from perdure.testing.scenarios.hosting import effects, launch, measure, open_harness, scenario
-from perdure.testing.simulation import Host
+from perdure.testing.simulation import Host, Scenario
 
 ASKS = Approvals(tools=("launch", "m*"))
 
@@ -158,6 +167,114 @@ async def approval_rules(host: Host) -> None:
         await answered(host, harness, await root.submit("Go.", request_id="go"), garden)
 
 
+async def approval_by_mail(host: Host) -> None:
+    """Other processes decide through the mailbox, each once: the first stands, one about other arguments is refused."""
+    store = host.storage.inner
+    assert isinstance(store, MemoryStorage), "what another process does to the store is simulated for this one only"
+
+    def post(request: str, body: dict[str, JsonValue]) -> None:
+        if request not in host.notes:
+            host.notes[request] = store.post("approval", body, now=host.clock.wall())
+
+    async def by_mail(approval: Approval) -> None:
+        task, digest = approval.task, approval.digest
+        post(f"wrong {task}", {"task": task, "allow": True, "digest": "of something else"})
+        post(f"right {task}", {"task": task, "allow": approval.tool == "measure", "digest": digest, "reason": "no"})
+        post(f"late {task}", {"task": task, "allow": True, "digest": digest})
+
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+        await answered(host, harness, await root.submit("Go.", request_id="go"), by_mail)
+        for request, mail in host.notes.items():
+            reply = store.reply(cast("int", mail))
+            assert reply is not None, f"nobody answered the mail {request!r}"
+            assert reply.ok == (not request.startswith("wrong")) or request.startswith("late"), request
+
+
+async def decided_by_chance(host: Host) -> None:
+    """Several people decide at once and without a plan, rules come and go, and the run may be aborted: what was not
+    allowed never happened, and what was allowed ran with the arguments that were."""
+    chance = random.Random(f"{host.seed} {host.life}")  # noqa: S311  # reproducible is what it is for
+    drawn = random.Random(host.seed)  # noqa: S311
+    done = cast("list[str]", host.notes.setdefault("done", []))
+
+    def act(name: str, *, replay: ReplayPolicy, asks: bool) -> AnyTool:
+        @tool(name=name, replay=replay, requires_approval=asks)
+        async def act(place: str, call: ToolCall) -> str:
+            """Do something at a place."""
+            await host.clock.sleep(chance.random())
+            if host.effect(f"{name} {place}", key=call.idempotency_key if replay == "safe" else None):
+                done.append(f"{call.id} {place}")
+            return f"{place} is done"
+
+        return act
+
+    tools = [
+        act("dig", replay="unsafe", asks=True),
+        act("look", replay="safe", asks=True),
+        act("walk", replay="safe", asks=False),
+    ]
+    rounds: list[Reply] = [
+        calls(*(call(drawn.choice(["dig", "look", "walk"]), place=f"{n}.{m}") for m in range(drawn.randint(1, 4))))
+        for n in range(drawn.randint(1, 3))
+    ]
+
+    async def decide(approval: Approval, harness: Harness) -> None:
+        place = str(approval.arguments["place"])
+        match chance.choice(["allow", "deny", "edit", "wait", "rule", "revoke", "wrong"]):
+            case "allow":
+                await approval.allow()
+            case "deny":
+                await approval.deny("by chance")
+            case "edit":
+                await approval.allow(arguments={"place": f"{place}*"})
+            case "rule":
+                effect = chance.choice(["allow", "deny"])
+                assert effect in ("allow", "deny")
+                await harness.add_approval_rule(ApprovalRule(tool=approval.tool, effect=effect))
+            case "revoke":
+                for rule in await harness.approval_rules():
+                    await harness.remove_approval_rule(rule.id)
+            case "wrong":
+                await harness.decide(approval.task, allow=True, digest="of something else")
+            case _:
+                await host.clock.sleep(chance.random() * 5)
+
+    async def person(harness: Harness, submission: Submission) -> None:
+        while await submission.status() not in ("done", "unanswered"):
+            await host.clock.sleep(chance.random() * 3)
+            for approval in await harness.approvals():
+                with suppress(ApprovalRefused, NotFound):  # somebody was faster
+                    await decide(approval, harness)
+
+    policy = Approvals(expire_after_ms=10_000)
+    async with open_harness(host, [*rounds, say("done")], tools=tools, approvals=policy) as (harness, root):
+        submission = await root.submit("Go.", request_id="go")
+        harness.resume()
+        people = [asyncio.create_task(person(harness, submission)) for _ in range(2)]
+        if chance.random() < 0.2:
+            await host.clock.sleep(chance.random() * 20)
+            await root.abort()
+        await asyncio.gather(*people)
+        for entry in await root.entries(limit=100):
+            if entry.kind == TOOL_RESULT:
+                check_result(entry, done)
+
+
+def check_result(entry: EntryRecord, done: Sequence[str]) -> None:
+    data = entry.data_as(ToolResultData)
+    took_place = [what for what in done if what.startswith(f"{data.task} ")]
+    (message,) = decode_messages(entry.raw_messages)
+    match data.code:
+        case None:
+            assert len(took_place) == 1, f"{message} and {took_place}"
+            assert getattr(message, "text", "").endswith(f"{took_place[0].partition(' ')[2]} is done"), took_place
+        case "denied" | "expired":
+            assert took_place == [], f"{message} and {took_place}"
+        case other:
+            assert other in ("interrupted", "aborted"), other
+
+
 # --- what is expected of the records ----------------------------------------------------------------------------
 
 
@@ -185,9 +302,16 @@ def ended_with(*codes: str | None) -> Callable[[Records], Iterator[str]]:
     return check
 
 
-def asked_first(records: Records) -> Iterator[str]:
-    """At any moment: no call has its intent without what allowed it, and none that was denied has one."""
+def asked_where_needed(records: Records) -> Iterator[str]:
+    return asked_first(records, free=frozenset({"walk"}))
+
+
+def asked_first(records: Records, *, free: frozenset[str] = frozenset()) -> Iterator[str]:
+    """At any moment: no call has its intent without what allowed it, and none that was denied has one. ``free``: tools
+    that need no approval."""
     for task in records.tasks:
+        if task.kind == TOOL_TASK and msgspec.json.decode(task.raw_input, type=ToolInput).name in free:
+            continue
         intent = None if isinstance(task.state, Terminal) else stored_intent(task)
         if intent is None:
             continue
@@ -199,9 +323,32 @@ def asked_first(records: Records) -> Iterator[str]:
             yield f"call {task.id} has its intent, and its decision is {signal}"
 
 
+def as_decided(records: Records) -> Iterator[str]:
+    """Where somebody decided about a call, its result is that of the decision; where nobody did, a rule or nothing."""
+    tasks = {task.id: task for task in records.tasks}
+    for entry in records.of(TOOL_RESULT):
+        data = entry.data_as(ToolResultData)
+        signal = tasks[data.task].signals.get("approval")
+        allowed = signal["allow"] if isinstance(signal, dict) else None
+        if data.code in (None, "interrupted") and allowed is False:
+            yield f"call {data.task} ran, and was denied"
+        if data.code == "denied" and allowed is True:
+            yield f"call {data.task} was allowed, and has the result of a denial"
+
+
 LAUNCH = frozenset({"launch"})
 
 APPROVALS = (
+    scenario(approval_by_mail, safe=effects("measure sky"), always=asked_first, ends=ended_with("denied", None)),
+    Scenario(
+        name="decided-by-chance",
+        program=decided_by_chance,
+        rules=Rules(unsafe=frozenset({"dig"})),
+        any_effects=True,
+        steady=False,
+        always=asked_where_needed,
+        ends=as_decided,
+    ),
     scenario(
         approval_allowed,
         safe=effects("measure sky"),
