@@ -106,6 +106,9 @@ class Environment:
         self.calls.append(call)
         return self
 
+    async def end_background(self) -> None:
+        """It leaves nothing in the background."""
+
 
 class Bench:
     def __init__(self) -> None:
