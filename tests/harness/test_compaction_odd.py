@@ -1,4 +1,4 @@
-"""Compaction in odd company (rules H133 to H146, H200 to H214)."""
+"""Compaction in odd company (rules H133 to H146, H200 to H215)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compaction_kit import (
     UNTOLD,
     asks_for_summary,
     compactions,
+    context,
     data_of,
     failure,
     fill,
@@ -23,7 +24,7 @@ from compaction_kit import (
     turns,
 )
 from doubles import ManualClock
-from kit import Audit, Hold, Reports, live, opened, rest
+from kit import Audit, Hold, Note, Reports, live, opened, rest
 
 from perdure.harness.compaction_policy import Compaction
 from perdure.harness.documents import ASSISTANT
@@ -260,3 +261,33 @@ async def test_long_instructions_fit_the_window_too_h205() -> None:
         assert "first xxx" in said
         assert "xxx last" in said
         assert LONG.strip() in said
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_beginning_of_somebody_else_that_came_meanwhile_is_not_replaced_h215(busy: bool) -> None:
+    hold, busy_hold = Hold(), Hold()
+
+    async def pace(request, event) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+        elif texts(request.messages)[-1] == "hold":
+            await busy_hold(request, event)
+
+    async with opened(model(pace=pace), compaction=BLOCKING) as harness:
+        root = await harness.root()
+        await fill(root, 6)
+        submission = await root.submit("hold") if busy else None
+        await rest()
+        task = await root.compact()
+        await hold.reached.wait()
+        await root.write(Note(text="in my own words"), head=(await root.entries(limit=4))[2].id)
+        hold.release()
+        outcome = await harness.wait_task(task)
+        busy_hold.release()
+        if submission is not None:
+            await submission.answer()
+        assert isinstance(outcome, Failed)
+        assert outcome.error.code == "stale"
+        assert texts(await context(harness, root))[0] == "in my own words"
+        assert isinstance(await harness.wait_task(await root.compact()), Completed)
+        assert has_summary(await context(harness, root))

@@ -1,4 +1,4 @@
-"""The ``pi.compaction`` task: a summary in place of the older part of a context (rules H133 to H146, H200 to H214).
+"""The ``pi.compaction`` task: a summary in place of the older part of a context (rules H133 to H146, H200 to H215).
 
 start -> request -> done; a retry sleeps and asks again. What is cut, the model and the newest entry of the context are
 pinned before anything is sent. The outcome, what it used, and the entry or the place in the queue are one commit.
@@ -25,6 +25,8 @@ from perdure.harness.documents import (
     CompactionData,
     CompactionFailure,
     CompactionReason,
+    Inbox,
+    InboxEntry,
     Live,
     LiveCompaction,
     UsageTotals,
@@ -335,7 +337,7 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
             at.cut,
         )
         async with run.commit() as tx:
-            placed = await self._place(run, tx, content)
+            placed = await self._place(run, tx, content, at.through)
             if isinstance(placed, _End):
                 moved = await self._end(run, tx, placed)
             else:
@@ -355,16 +357,20 @@ class CompactionTask(Task[CompactionInput, CompactionResult], kind="pi.compactio
         run: _Run,
         tx: RunTransaction[CompactionResult],
         content: Content,
+        through: int,
     ) -> CompactionResult | _End:
         """At once where no request is on its way or to follow a round, else at the next boundary (rules H142, H143)."""
         conversation_id = run.conversation_id
         assert isinstance(content.head, int), "a cut"
-        if await is_stale(tx, conversation_id, content.head):
+        if await is_stale(tx, conversation_id, content.head) or await _has_begun_anew(tx, conversation_id, through):
             return _STALE
         live = await tx.read(Live)
         generation = None if live is None or live.run is None else tx.live_task(live.run["task"])
         if generation is not None and getattr(generation.state, "phase", None) in BEFORE_REQUEST:
             return CompactionResult(entry=content.append(tx, conversation_id).id)
+        inbox = await tx.read(Inbox, conversation=conversation_id)
+        if inbox is not None and any(_is_beginning(item["entry"]) for item in inbox.items):
+            return _STALE  # it would be placed behind that
         try:
             admission = await admit(tx, conversation_id, content)
         except InboxFull as error:
@@ -455,6 +461,18 @@ def words_of_end(outcome: Outcome | None) -> tuple[str, str]:
             return "orphaned", reason
         case _:
             return "completed", ""
+
+
+async def _has_begun_anew(tx: Transaction, conversation_id: int, through: int) -> bool:
+    """Whether the context begins with words of somebody that came after ``through``: a summary of what was there before
+    does not tell of them, and would replace them (rule H215)."""
+    marker = await tx.head(conversation_id)
+    return marker is not None and marker.id > through and marker.kind != COMPACTION
+
+
+def _is_beginning(entry: InboxEntry) -> bool:
+    """Whether it will begin the context with words of its own, and with what followed an entry."""
+    return isinstance(entry["head"], int) and entry["kind"] != COMPACTION
 
 
 _STALE = _End("stale", "the context begins behind its cut by now")
