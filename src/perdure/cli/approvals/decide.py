@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import typer
 
+from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
 from perdure.cli.errors import CommandError
-from perdure.cli.questions import argument_lines, who
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import looking
 from perdure.cli.style import Line, rendered

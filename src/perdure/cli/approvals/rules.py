@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import typer
 
+from perdure.cli.approvals.arguments import who
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
 from perdure.cli.errors import CommandError
-from perdure.cli.questions import who
 from perdure.cli.stores import looking
 from perdure.cli.text import one_line, when
 from perdure.harness.approval_rules import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from perdure.cli.questions import argument_lines, who
+from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.style import Line, line
 from perdure.cli.text import lines_of, one_line
 from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked
