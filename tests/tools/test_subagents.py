@@ -315,6 +315,37 @@ async def test_work_that_is_blocked_below_is_seen_by_who_waits_above_h162() -> N
         assert (await kinds(await child(harness))).count("pi.user") == 1
 
 
+async def test_waiting_through_many_crashes_parks_nobody_h351() -> None:
+    """The child's own steps are progress; its caller makes none meanwhile."""
+    script = {
+        "Ask.": [call("subagent", prompt="Go."), say("done")],
+        "Go.": [*(call("look", step=step) for step in range(8)), say("eight steps")],
+    }
+    storage, steps = MemoryStorage(), list[int]()
+    entered = asyncio.Event()
+
+    @tool(name="look", replay="safe")
+    async def once_in_a_life(step: int, call: ToolCall) -> str:
+        """Look, once in the life of a process."""
+        if call.attempt == 1:
+            steps.append(step)
+            entered.set()
+            await asyncio.Event().wait()
+        return "seen"
+
+    tools = subagent(), once_in_a_life
+    for _ in range(8):
+        entered.clear()
+        async with opened(ScriptedModel(script), storage=storage, tools=tools, restart_limit=3) as harness:
+            await (await harness.root()).submit("Ask.", request_id="ask")
+            await entered.wait()
+            storage = storage.snapshot()
+    async with opened(ScriptedModel(script), storage=storage, tools=tools, restart_limit=3) as harness:
+        submission = await (await harness.root()).submit("Ask.", request_id="ask")
+        assert (await submission.answer()).text == "done"
+        assert steps == list(range(8))
+
+
 PROGRAM = """
 import asyncio, os, signal, sys
 from perdure import Extension, Harness, SqliteStorage

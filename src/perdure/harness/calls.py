@@ -427,6 +427,9 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
             return await self._finish(run, await self._execution.concluded(run, decided.opened, decided.result))
         if decided.intent.attempt != run.checkpoint.attempt:
             return await self._commit_intent(run, decided)
+        if run.restarts and self._nested.goes_on(run):
+            async with run.commit() as tx:
+                tx.went_on()
         return await self._perform(run, decided)
 
     async def on_abort(self, run: Run[ToolInput, int | None, object]) -> Next[int | None]:

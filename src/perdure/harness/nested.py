@@ -154,6 +154,12 @@ class NestedCalls:
             return ToolResult(ABORTED, is_error=True, code="aborted")
         return ToolResult(outcome.error.message, is_error=True, code="tool_error")
 
+    def goes_on(self, run: Run[ToolInput, int | None, Any]) -> bool:
+        """Whether something below a call that was cut off is under way and not parked: a crash is counted there, and
+        waiting long is no fault of the caller (rule H351)."""
+        owned = run.host.tree.owned(run.id, self._session.live.settled.get)
+        return any(record.restarts < run.host.restart_limit for record in owned)
+
     def began(self, id: int) -> None:
         """A call's tool runs in this process from now on: its nested calls may go on."""
         self._at_work.add(id)

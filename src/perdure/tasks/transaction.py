@@ -219,6 +219,13 @@ class RunTransaction(Transaction, Generic[O]):
             if not record.abort_requested:
                 self.put_task(mark(run.host, record, reason))
 
+    def went_on(self) -> None:
+        """Set the count of restarts back where the task stands: what it waits for goes on, and has a count of its own
+        (rules T40 to T42)."""
+        self.check_open()
+        record = self._own()
+        self._stay(record, record.state, restarts=0)
+
     def memo(self, name: str, value: JsonValue) -> JsonValue:
         """Like ``run.memo``, in this commit."""
         record = self._own()
