@@ -26,6 +26,7 @@ from perdure.harness.inbox import (
 from perdure.harness.limits import AsHost, LimitName, change_settings
 from perdure.harness.messages import UserPart
 from perdure.harness.model import ThinkingLevel
+from perdure.harness.persistent import PersistentSubagent, running, stop
 from perdure.harness.prepare import give_key
 from perdure.harness.room import ViewWatch
 from perdure.harness.submission import Submission
@@ -189,6 +190,17 @@ class Conversation:
         harness = self._harness
         found = await bounded(pending(harness.session, conversation_id=self.id), context)
         return [approval(harness, question) for question in found]
+
+    def subagents(self) -> list[PersistentSubagent]:
+        """The persistent subagents that were begun here and not stopped (rule H165)."""
+        return running(self._harness, self.id)
+
+    async def stop_subagent(self, id: int, *, context: Context | None = None) -> None:
+        """Stop one of them: returns once nothing goes on in it any more. Its conversation stays to be read.
+
+        Raises NotFound for what is none of this conversation's. One that has ended is left alone.
+        """
+        await stop(self._harness, id, parent=self.id, context=context)
 
     # --- settings ----------------------------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[..
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from perdure.harness import persistent
 from perdure.harness.approval import Approvals
 from perdure.harness.approval_rules import ApprovalRule, ApprovalRules, add_rule, remove_rule, rules_of
 from perdure.harness.approvals import Approval, Wanted, approval, decide, pending
@@ -139,6 +141,7 @@ class Harness:
         session.derive(generation.derive)
         session.derive(count_deleted)
         task_registry.install(generation, calls, CompactionTask(self._host, drain_ms=drain_ms), QuestionTask())
+        task_registry.install(persistent.AnchorTask(), persistent.MessageTask(self, self._host))
 
     # --- opening and closing -----------------------------------------------------------------------------------
 
@@ -416,9 +419,19 @@ class Harness:
         """When a host that may be suspended is needed next (rule T49)."""
         return self.tasks.wake()
 
-    async def idle(self, *, through_blocked: bool = False, context: Context | None = None) -> None:
-        """Return when every ownerless conversation is idle (rule T85). Starts the scheduler. Raises WorkBlocked."""
-        await self.tasks.idle(through_blocked=through_blocked, context=context)
+    async def idle(
+        self, *, background: bool = False, through_blocked: bool = False, context: Context | None = None
+    ) -> None:
+        """Return when every ownerless conversation is idle (rule T85). Starts the scheduler. Raises WorkBlocked.
+
+        ``background``: and when every persistent subagent waits for messages, all answers told (rule H165).
+        """
+        wait = partial(persistent.quiet, self) if background else self.tasks.idle
+        await wait(through_blocked=through_blocked, context=context)
+
+    def subagents(self) -> list[persistent.PersistentSubagent]:
+        """Persistent ones of all conversations, by id (rule H165)."""
+        return persistent.running(self)
 
     async def wait_task(self, id: int, *, through_blocked: bool = False, context: Context | None = None) -> Outcome:
         """How a task ends, such as that of ``conversation.compact()``, once it has. Starts the scheduler.

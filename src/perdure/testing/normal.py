@@ -43,6 +43,8 @@ BUILTIN_IDS: Mapping[str, frozenset[str]] = {
     ASSISTANT: frozenset({"calls"}),
     TOOL_RESULT: frozenset({"task", "caller", "conversation"}),
     "pi.tool": frozenset({"after", "caller", "result"}),
+    "pi.subagent": frozenset({"result"}),
+    "pi.message": frozenset({"anchor", "conversation"}),
     "pi.inbox": frozenset({"id"}),
     "pi.live": frozenset({"task", "inputs", "run"}),
     COMPACTION: frozenset({"task", "cut", "through", "entry", "submission"}),

@@ -170,6 +170,7 @@ def scenario(
     deletes: bool = False,
     steady: bool = True,
     any_effects: bool = False,
+    may_live: frozenset[str] = frozenset(),
 ) -> Scenario:
     """A scenario named after its program."""
     return Scenario(
@@ -184,4 +185,5 @@ def scenario(
         deletes=deletes,
         steady=steady,
         any_effects=any_effects,
+        may_live=may_live,
     )

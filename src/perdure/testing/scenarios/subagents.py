@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perdure.harness.documents import TOOL_RESULT, USER
-from perdure.harness.messages import decode_messages
+from perdure.harness.messages import AssistantMessage, UserMessage, decode_messages
+from perdure.harness.tool import AnyTool
 from perdure.testing.model import call, calls, say
 from perdure.testing.normal import Records
 from perdure.testing.scenarios.hosting import effects, ends, measure, open_harness, scenario
 from perdure.testing.simulation import Host
-from perdure.tools.subagents import subagent
+from perdure.tools.subagents import persistent_subagents, subagent
 
 ANSWERS = ["It is 7 there.", "Seven, too."]
 
@@ -84,8 +85,125 @@ def nothing_goes_on_below(records: Records) -> Iterator[str]:
             yield f"{task.kind} task {task.id} goes on below task {owner}, which has ended"
 
 
+REPORT = "[The subagent 'w' answers:]\n"
+STAYING = {
+    "Begin.": [call("start_agent", name="w", prompt="Work."), say("begun")],
+    "Work.": [call("measure", place="field", seconds=1), say("worked")],
+    f"{REPORT}worked": say("noted"),
+    "More.": [call("message_agent", name="w", prompt="Again."), say("sent")],
+    "Again.": say("worked again"),
+    f"{REPORT}worked again": say("noted again"),
+    "Stop.": [call("stop_agent", name="w"), say("stopped")],
+    "Long.": [call("start_agent", name="w", prompt="Long work."), say("begun")],
+    "Long work.": [call("measure", place="far", seconds=100), say("never")],
+}
+"""What parent and subagent say, by what they are told."""
+
+
+def staying(host: Host) -> list[AnyTool]:
+    return [*persistent_subagents(report="follow_up"), measure(host)]
+
+
+async def persistent_subagent(host: Host) -> None:
+    """Begun, answered, told again, answered again, stopped; each answer comes back once."""
+    async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
+        for words in ("Begin.", "More.", "Stop."):
+            await (await root.submit(words, request_id=words)).answer()
+            await harness.idle(background=True)
+        assert root.subagents() == []
+
+
+def told_once(records: Records) -> Iterator[str]:
+    """At any moment: no report was put to the parent twice, and none is there without its answer."""
+    texts = [
+        getattr(message, "text", "")
+        for entry in records.of(USER)
+        if entry.conversation_id == 1
+        for message in decode_messages(entry.raw_messages)
+    ]
+    reports = [text for text in texts if text.startswith(REPORT)]
+    if len(set(reports)) != len(reports):
+        yield f"the parent was told {reports}"
+
+
+SAID = (
+    *("Begin.", "begun", f"{REPORT}worked", "noted"),
+    *("More.", "sent", f"{REPORT}worked again", "noted again"),
+    *("Stop.", "stopped"),
+)
+
+
+def said_in_order(records: Records) -> Iterator[str]:
+    """The parent's transcript, without its calls and what a crash broke off."""
+    said = [
+        message.text
+        for entry in records.entries
+        if entry.conversation_id == 1
+        for message in decode_messages(entry.raw_messages)
+        if isinstance(message, UserMessage)
+        or (isinstance(message, AssistantMessage) and message.stop_reason == "stop" and message.text)
+    ]
+    if tuple(said) != SAID:
+        yield f"it was said {said}"
+
+
+async def persistent_past_an_abort(host: Host) -> None:
+    """The parent is aborted while the subagent works: that goes on, and its answer comes."""
+    async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
+        await (await root.submit("Begin.", request_id="begin")).wait()
+        await root.abort()
+        await harness.idle(background=True)
+        assert len(root.subagents()) == 1
+        assert len(harness.subagents()) == 1
+
+
+async def persistent_aborted_too(host: Host) -> None:
+    """The parent is aborted with all that stays: nothing goes on, and nothing is told."""
+    async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
+        await (await root.submit("Long.", request_id="long")).wait()
+        await host.clock.sleep(2)
+        await root.abort(background=True)
+        assert root.subagents() == []
+        assert not harness.session.live.settled
+
+
+async def persistent_stopped_by_the_host(host: Host) -> None:
+    """The host stops one in the middle of its work: it returns when nothing of it goes on."""
+    async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
+        await (await root.submit("Long.", request_id="long")).wait()
+        await host.clock.sleep(2)
+        for subagent in root.subagents():
+            await root.stop_subagent(subagent.id)
+        await harness.idle(background=True)
+        assert not harness.session.live.settled
+
+
+def told_nothing(records: Records) -> Iterator[str]:
+    """Whoever stopped it is not told so by it."""
+    if any(REPORT[:15] in str(entry.messages) for entry in records.of(USER)):
+        yield "the parent was told of a subagent that was stopped"
+
+
 SUBAGENTS = (
     scenario(subagents, safe=effects("measure north", "measure south"), always=asked_once, ends=told),
     scenario(subagents_below, safe=effects("measure depth"), always=asked_once),
     scenario(subagent_aborted, any_effects=True, always=nothing_goes_on_below, steady=False),
+    scenario(
+        persistent_subagent,
+        safe=effects("measure field"),
+        always=told_once,
+        ends=said_in_order,
+        steady=False,  # whether a report had to wait for a run's end is a matter of time
+    ),
+    scenario(
+        persistent_past_an_abort, any_effects=True, always=told_once, steady=False, may_live=effects("pi.subagent")
+    ),
+    scenario(persistent_aborted_too, any_effects=True, always=nothing_goes_on_below, ends=told_nothing, steady=False),
+    scenario(
+        persistent_stopped_by_the_host,
+        any_effects=True,
+        always=nothing_goes_on_below,
+        ends=told_nothing,
+        steady=False,
+    ),
 )
