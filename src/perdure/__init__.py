@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from perdure.harness.model import ModelRequest as ModelRequest
     from perdure.harness.model import Models as Models
     from perdure.harness.output import OutputLimits as OutputLimits
+    from perdure.harness.persistent import PersistentSubagent as PersistentSubagent
     from perdure.harness.person import AnswerRefused as AnswerRefused
     from perdure.harness.person import PersonQuestion as PersonQuestion
     from perdure.harness.person import QuestionExpired as QuestionExpired
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
     from perdure.tools.people import ask_user as ask_user
     from perdure.tools.subagents import Subagent as Subagent
+    from perdure.tools.subagents import persistent_subagents as persistent_subagents
     from perdure.tools.subagents import subagent as subagent
 
 _HOME = {
@@ -186,6 +188,7 @@ _HOME = {
         "PersonQuestion",
         "QuestionExpired",
     ),
+    "perdure.harness.persistent": ("PersistentSubagent",),
     "perdure.harness.reconcile": (
         "Done",
         "NeverHappened",
@@ -270,6 +273,7 @@ _HOME = {
     "perdure.tools.local": ("LocalEnvironment",),
     "perdure.tools.people": ("ask_user",),
     "perdure.tools.subagents": ("Subagent", "subagent"),
+    "perdure.tools.subagents": ("Subagent", "persistent_subagents", "subagent"),
 }
 """Module -> the public names that live there."""
 

@@ -8,10 +8,8 @@ async with Harness.open(SqliteStorage("agent.db"), models=models, extensions=[..
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -34,6 +32,7 @@ from perdure.harness.inbox import Content, InputMode, admit, place
 from perdure.harness.limits import LimitCheck, Limits
 from perdure.harness.mail import Mailroom
 from perdure.harness.model import Models, installed_models
+from perdure.harness.opening import Opening
 from perdure.harness.person import PersonQuestion, QuestionTask, questions
 from perdure.harness.prepare import give_key
 from perdure.harness.progress import ProgressWriter
@@ -574,34 +573,3 @@ class Harness:
             if len(page) < MAX_SCAN:
                 return
             after = page[-1].id
-
-
-class Opening:
-    """What ``Harness.open`` returns: enter it once."""
-
-    def __init__(self, start: Callable[[], Awaitable[Harness]]) -> None:
-        self._start = start
-        self._harness: Harness | None = None
-
-    async def __aenter__(self) -> Harness:
-        if self._harness is not None:
-            raise RuntimeError("an opening is entered once; call Harness.open() again")
-        self._harness = await self._start()
-        return self._harness
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._harness is not None, "what is left was entered"
-        await self._harness.close()
-
-    if not TYPE_CHECKING:  # a checker says it by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"no {name!r} before the harness is open: {_ENTER}", name=name, obj=self)
-
-        def __await__(self) -> NoReturn:
-            raise TypeError(f"an opening is entered, not awaited: {_ENTER}")
-
-
-_ENTER = "async with Harness.open(...) as harness"
