@@ -272,7 +272,6 @@ _HOME = {
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
     "perdure.tools.people": ("ask_user",),
-    "perdure.tools.subagents": ("Subagent", "subagent"),
     "perdure.tools.subagents": ("Subagent", "persistent_subagents", "subagent"),
 }
 """Module -> the public names that live there."""
