@@ -124,6 +124,11 @@ if TYPE_CHECKING:
     from perdure.telemetry import OpenTelemetry as OpenTelemetry
     from perdure.tools.coding import coding_tools as coding_tools
     from perdure.tools.local import LocalEnvironment as LocalEnvironment
+    from perdure.tools.mcp.server import McpServer as McpServer
+    from perdure.tools.mcp.server import mcp_extension as mcp_extension
+    from perdure.tools.mcp.settings import HttpServer as HttpServer
+    from perdure.tools.mcp.settings import McpError as McpError
+    from perdure.tools.mcp.settings import StdioServer as StdioServer
     from perdure.tools.people import ask_user as ask_user
     from perdure.tools.subagents import Subagent as Subagent
     from perdure.tools.subagents import persistent_subagents as persistent_subagents
@@ -271,6 +276,15 @@ _HOME = {
     "perdure.telemetry": ("OpenTelemetry",),
     "perdure.tools.coding": ("coding_tools",),
     "perdure.tools.local": ("LocalEnvironment",),
+    "perdure.tools.mcp.server": (
+        "McpServer",
+        "mcp_extension",
+    ),
+    "perdure.tools.mcp.settings": (
+        "HttpServer",
+        "McpError",
+        "StdioServer",
+    ),
     "perdure.tools.people": ("ask_user",),
     "perdure.tools.subagents": ("Subagent", "persistent_subagents", "subagent"),
 }

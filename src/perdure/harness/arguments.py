@@ -175,7 +175,7 @@ class Signature:
 
         Raises InvalidArguments.
         """
-        arguments = _as_object(raw)
+        arguments = as_object(raw)
         try:
             self._validate(arguments)
         except _Unfit as unfit:
@@ -241,7 +241,8 @@ def _unfit(error: ValidationError) -> _Unfit:
     return _Unfit(problems, {str(item["loc"][0]) for item in items if item["loc"]})
 
 
-def _as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
+def as_object(raw: msgspec.Raw) -> dict[str, JsonValue]:
+    """The arguments that a model wrote; JSON in a text is read. Raises InvalidArguments for what is no object."""
     try:
         value = decode_json(raw)
         # A model's arguments that were no JSON are kept as one text; some models encode them twice.

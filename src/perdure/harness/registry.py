@@ -63,6 +63,8 @@ class Extension:
     wrappers: Sequence[Wrapper] = ()
     setup: Setup | None = None
     tasks: Sequence[AnyTask | type[AnyTask]] = ()
+    on_install: Callable[[Registry], None] | None = None
+    """Called with each registry that it has come into: what changes by itself is replaced there."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -172,6 +174,9 @@ class Registry:
         self._select_anew()
         for observer in self._observers:
             observer()
+        for extension in new:
+            if extension.on_install is not None:
+                extension.on_install(self)
 
     def _select_anew(self) -> None:
         self._selections.clear()

@@ -1,0 +1,111 @@
+"""Arguments and results of foreign tools, checked against the schema that the server gave (rules H382 and H383)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, cast
+
+import jsonschema_rs
+import msgspec
+
+from perdure.harness.arguments import MAX_PROBLEMS, InvalidArguments, Signature, as_object
+from perdure.harness.repair import Schema, repaired
+from perdure.harness.tool import ToolResult
+from perdure.kernel.errors import NotJson
+from perdure.kernel.json import JsonValue, check_json, encode_json
+
+MAX_SCHEMA: Final = 256 * 1024
+"""Bytes of JSON that one schema may take."""
+BACKTRACKS: Final = 100_000
+"""Steps back of one pattern of a schema: some patterns need ever more of them."""
+MAX_PROBLEM: Final = 300
+"""Characters of what is told of one problem; a value stands in it."""
+
+Function = Callable[..., Awaitable[ToolResult]]
+
+
+class BadSchema(ValueError):
+    """A server's schema that nothing can be checked against; the text says why."""
+
+
+class Checker:
+    """Checks values against one schema. Nothing outside of the schema is ever fetched for it."""
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises BadSchema."""
+        try:
+            check_json(schema, at="schema")
+            if len(encode_json(schema)) > MAX_SCHEMA:
+                raise BadSchema(f"its schema takes more than {MAX_SCHEMA} bytes")
+            self._validator = jsonschema_rs.validator_for(
+                cast("dict[str, Any]", schema),
+                retriever=_fetch_nothing,
+                pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
+            )
+        except NotJson as error:
+            raise BadSchema(f"its schema is no JSON: {error}") from None
+        except ValueError as error:
+            if isinstance(error, BadSchema):
+                raise
+            raise BadSchema(f"its schema is not valid: {_message(error)}") from None
+
+    def problems(self, value: JsonValue) -> list[str]:
+        found: list[str] = []
+        for error in islice(self._validator.iter_errors(cast("Any", value)), MAX_PROBLEMS + 1):
+            where = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in error.instance_path).lstrip(".")
+            found.append(f"{where}: {_message(error)}" if where else _message(error))
+        return found
+
+
+class ForeignSignature(Signature):
+    """What a tool of a server takes: one object, as the server's own schema says."""
+
+    def __init__(self, function: Function, *, name: str, schema: Schema) -> None:
+        """Raises BadSchema."""
+        super().__init__(function, name=name, descriptions={})
+        if schema.get("type") != "object":
+            raise BadSchema("its schema is not one of an object")
+        self._checker = Checker(schema)
+        self._foreign = schema
+
+    @cached_property
+    def schema(self) -> msgspec.Raw:
+        """As the server gave it."""
+        return msgspec.Raw(encode_json(self._foreign))
+
+    def read(self, raw: msgspec.Raw) -> dict[str, JsonValue]:
+        """The arguments as a model wrote them, repaired where that is plain, and checked. Raises InvalidArguments."""
+        arguments = as_object(raw)
+        problems = self._problems(arguments)
+        if problems:
+            changed = repaired(arguments, self._foreign)
+            if not isinstance(changed, dict) or self._problems(changed):
+                raise InvalidArguments(problems)
+            return changed
+        return arguments
+
+    def values(self, arguments: JsonValue) -> dict[str, object]:
+        """The function's one parameter. Raises InvalidArguments."""
+        if not isinstance(arguments, dict):
+            raise InvalidArguments(["they must be an object"])
+        if problems := self._problems(arguments):
+            raise InvalidArguments(problems)
+        return {"arguments": arguments}
+
+    def _problems(self, arguments: dict[str, JsonValue]) -> list[str]:
+        try:
+            check_json(arguments, at="arguments")
+        except NotJson as error:
+            return [str(error)]
+        return self._checker.problems(arguments)
+
+
+def _fetch_nothing(uri: str) -> Any:  # Any: what the library has a retriever give
+    raise ValueError("it refers to a document elsewhere, and those are not fetched")
+
+
+def _message(error: ValueError) -> str:
+    said: str = getattr(error, "message", str(error))
+    return said[:MAX_PROBLEM].encode("utf-8", "replace").decode()

@@ -1,0 +1,123 @@
+"""The SDK's transport over a server's standard input and output: one JSON-RPC message a line, each bounded.
+
+Not the SDK's own: that one reads lines of any length, logs what it cannot read, and waits for the end of a pipe that a
+grandchild may hold open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from perdure.tools.mcp.losses import Loss
+from perdure.tools.mcp.process import ServerProcess, start
+from perdure.tools.mcp.settings import StdioServer
+
+MAX_MESSAGE: Final = 32 * 1024 * 1024
+"""Bytes of one message."""
+MOST_GARBAGE: Final = 1_000
+"""Lines in a row that are no messages."""
+DRAIN_S: Final = 0.2
+"""For what a server wrote before it ended, while something else holds its output open."""
+
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+
+@asynccontextmanager
+async def stdio_transport(server: StdioServer, loss: Loss) -> AsyncGenerator[Streams, None]:
+    """Start the server; it ends with the block. Why its output ended is told to ``loss``. Raises OSError."""
+    process = await start(
+        server.command,
+        env={**get_default_environment(), **server.env},
+        cwd=server.cwd,
+        stderr=asyncio.subprocess.DEVNULL if server.stderr == "discard" else None,
+        limit=MAX_MESSAGE,
+    )
+    to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    tasks = [
+        asyncio.create_task(_read(process, to_session, loss)),
+        asyncio.create_task(_write(process, from_session, to_session, loss)),
+    ]
+    try:
+        yield from_server, to_server
+    finally:
+        for task in tasks:
+            task.cancel()
+        try:
+            await process.end()
+        finally:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for stream in (to_session, from_server, to_server, from_session):
+                stream.close()
+
+
+async def _read(
+    process: ServerProcess, to_session: MemoryObjectSendStream[SessionMessage | Exception], loss: Loss
+) -> None:
+    lines = asyncio.create_task(_read_lines(process.stdout, to_session))
+    exit = asyncio.create_task(process.exited.wait())
+    try:
+        await asyncio.wait((lines, exit), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((lines, exit), timeout=DRAIN_S)
+        why = lines.result() if lines.done() and not lines.cancelled() else None
+        if process.code is not None:
+            loss.tell(f"its process ended with code {process.code}")
+        else:
+            loss.tell(why or "it closed its output")
+    finally:
+        lines.cancel()
+        exit.cancel()
+        loss.tell("its output could not be read")
+        to_session.close()  # the session ends what waits for an answer
+
+
+async def _read_lines(
+    stdout: asyncio.StreamReader, to_session: MemoryObjectSendStream[SessionMessage | Exception]
+) -> str | None:
+    """Until the output ends, or cannot be read; then why."""
+    garbage = 0
+    while garbage < MOST_GARBAGE:
+        try:
+            line = await stdout.readline()
+        except ValueError:
+            return f"it sent a message of more than {MAX_MESSAGE} bytes"
+        if not line:
+            return None
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            garbage += 1
+            continue
+        garbage = 0
+        try:
+            await to_session.send(SessionMessage(message))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return None
+    return f"it printed {MOST_GARBAGE} lines in a row that are no messages of the protocol"
+
+
+async def _write(
+    process: ServerProcess,
+    from_session: MemoryObjectReceiveStream[SessionMessage],
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    loss: Loss,
+) -> None:
+    try:
+        async for sent in from_session:
+            process.stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            await process.stdin.drain()
+    except OSError:
+        # Mostly it has ended, which its exit tells better; else nobody would ever read what is sent to it.
+        await asyncio.wait((asyncio.ensure_future(process.exited.wait()),), timeout=DRAIN_S)
+        if process.code is None:
+            loss.tell("it closed its input")
+            to_session.close()
