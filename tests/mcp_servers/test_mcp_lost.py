@@ -108,7 +108,8 @@ async def test_a_host_that_is_killed_under_a_call_goes_on_by_the_stored_policy_h
     assert second.returncode == 0
     assert said.startswith("None: waited 2 times" if replay == "safe" else f"interrupted: {INTERRUPTED}")
     assert [line for line in log(tmp_path) if line == "wait a"] == ["wait a"] * made
-    assert not alive(pid(tmp_path))
+    second_child = pid(tmp_path)
+    await until(lambda: not alive(second_child))
 
 
 DEAF = """
@@ -130,7 +131,7 @@ async def test_a_server_that_will_not_end_ends_with_what_it_started_h391(tmp_pat
     async with mcp_extension("deaf", odd(f"FOLDER = {str(tmp_path)!r}\n{DEAF}")):
         pids = [int(word) for word in (tmp_path / "told").read_text().split()]
         assert all(map(alive, pids))
-    assert not any(map(alive, pids))
+    await until(lambda: not any(map(alive, pids)))
 
 
 async def test_a_server_that_will_not_end_ends_with_a_host_that_was_killed_h391(tmp_path: Path) -> None:
