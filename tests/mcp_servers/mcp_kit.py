@@ -18,7 +18,7 @@ from perdure.testing.model import ScriptedModel, call, say
 
 HERE = Path(__file__).parent
 WARES = HERE / "wares.py"
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def wares(folder: Path, **options) -> StdioServer:

@@ -17,7 +17,7 @@ from perdure.harness.results import INTERRUPTED
 from perdure.testing.model import call, say
 from perdure.tools.mcp import server as keeping
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def pid(folder: Path) -> int:

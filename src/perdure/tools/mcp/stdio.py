@@ -73,10 +73,11 @@ async def _read(
             loss.tell(f"its process ended with code {process.code}")
         else:
             loss.tell(why or "it closed its output")
+    except Exception as error:  # nothing else tells of it
+        loss.tell(f"its output could not be read: {type(error).__name__}")
     finally:
         lines.cancel()
         exit.cancel()
-        loss.tell("its output could not be read")
         to_session.close()  # the session ends what waits for an answer
 
 
