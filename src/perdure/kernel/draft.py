@@ -239,7 +239,7 @@ class _Node(JsonView):
 
     def _put(self, key: str | int, value: object, *, new: bool) -> None:
         """Write at one key or (existing) index; what is the same JSON already leaves no operation."""
-        if not new and type(value) in _SCALARS and type(self._value[key]) is type(value) and self._value[key] == value:
+        if not new and (value is None or isinstance(value, (str, int))) and _same(self._value[key], value):
             return  # what stands there was checked as it was written
         if value is not None and self._children.get(key) is value:
             return  # the second half of ``draft.items += more``: the handle is put back where it is
@@ -266,10 +266,6 @@ def _handle(
     value: list[JsonValue] | dict[str, JsonValue],
 ) -> DraftObject | DraftList:
     return (DraftObject if type(value) is dict else DraftList)(recorder, parent, key, value)
-
-
-_SCALARS = frozenset({str, int, bool, type(None)})
-"""Types whose values are the same JSON if they are equal."""
 
 
 def _same(old: JsonValue, new: JsonValue) -> bool:
