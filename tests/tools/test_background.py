@@ -16,6 +16,7 @@ from local_kit import alive, pids, see_gone
 
 from perdure.harness.environment import BackgroundCommand, CommandNotStarted, NoSuchCommand
 from perdure.harness.harness import Harness
+from perdure.harness.tool import ToolError
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, call, say
 from perdure.tools import background, in_background
@@ -235,7 +236,7 @@ async def test_what_the_tools_say_h366(env: LocalEnvironment) -> None:
     ).text == f"[{id}: exited with code 3; bytes 23893 to 23893 of 23893.]"
     assert (await in_background.stop(env, id)).text == f"{id}: exited with code 3."
     for wrong in (in_background.output(env, id, offset=-1), in_background.output(env, id, wait_s=601)):
-        with pytest.raises(NoSuchCommand, match="offset is 0 or more"):
+        with pytest.raises(ToolError, match="offset is 0 or more"):
             await wrong
     with pytest.raises(CommandNotStarted, match="NUL"):
         await in_background.start(env, "a\0b")

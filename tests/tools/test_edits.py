@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 
 import pytest
 from hypothesis import assume, given
@@ -53,7 +55,7 @@ def test_an_edit_that_does_not_apply_once_says_why(edits: list[Edit], message: s
         (b"x\ndef f(a):\n  1\ny\ndef f(a):\n  2\n  3\n", "def f(a):\n  2\n  4\n", "line 7 is '  3', where"),
         (b"alpha\ncolour = 1\n", "color = 1", "line 2 is 'colour = 1', where old_text has 'color = 1'"),
         (b"a\r\nb\nc\n", "a\nb\n", r"line 1 differs in white space: it is 'a\\r'"),
-        (b"alpha\n" + b"x" * 1000 + b"beta\n", "x" * 1000 + "gamma", r"is 'x+' \(and 704 characters more\)"),
+        (b"alpha\n" + b"x" * 1000 + b"beta\n", "x" * 1000 + "gamma", r"is 'x+' \(and 804 characters more\)"),
     ],
 )
 def test_a_text_that_does_not_occur_is_told_where_it_nearly_does_h360(data: bytes, old: str, hint: str) -> None:
@@ -65,6 +67,14 @@ def test_a_text_that_does_not_occur_is_told_where_it_nearly_does_h360(data: byte
 def test_looking_for_the_nearest_place_never_fails_and_is_bounded_h360(data: bytes, old: str) -> None:
     hint = nearest(data, old.encode())
     assert hint is None or len(hint) < 3000
+
+
+def test_looking_for_the_nearest_place_takes_no_time_h360() -> None:
+    """Of many long lines that are all a little alike, a few are compared closely."""
+    data = b"".join(bytes(random.Random(seed).sample(range(97, 123), 26)) * 8 + b"\n" for seed in range(20_000))
+    began = time.process_time()
+    nearest(data, b"abcdefghijklmnopqrstuvwxyz" * 8)
+    assert time.process_time() - began < 2
 
 
 LINES = st.lists(st.sampled_from([b"a", b"b b", b"\tc", b"", b"caf\xe9", "\u00e9".encode()]), min_size=1, max_size=8)

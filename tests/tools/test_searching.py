@@ -119,6 +119,7 @@ async def test_an_environment_that_is_not_confined_searches_anywhere_h362(work: 
 
 
 async def test_a_directory_of_a_hundred_thousand_names_is_bounded_h365(env: LocalEnvironment, work: Path) -> None:
+    env._searcher._time_s = 300  # pyright: ignore[reportPrivateUsage]  # on a machine that is busy with other tests
     for number in range(100_000):
         os.close(os.open(work / f"{number:06}", os.O_CREAT | os.O_WRONLY))
     listing = await env.list_dir(".", limit=3)
@@ -168,6 +169,7 @@ async def test_a_search_that_is_cancelled_is_ended_h365(work: Path, monkeypatch:
 
     monkeypatch.setattr(searching, "_start", start)
     env = LocalEnvironment(work)
+    env._searcher._time_s = 300  # pyright: ignore[reportPrivateUsage]
     task = asyncio.create_task(env.grep("(a+)+$b"))
     while not started:
         await asyncio.sleep(0.005)
@@ -175,7 +177,7 @@ async def test_a_search_that_is_cancelled_is_ended_h365(work: Path, monkeypatch:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < searching.TIME_S / 2
+    assert time.monotonic() - began < 100
     assert not alive(started[0])
 
 

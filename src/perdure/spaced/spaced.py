@@ -83,7 +83,7 @@ LIST_ENTRIES = 10_000
 GREP_FILE_BYTES = 8 * 1024 * 1024
 GREP_LINE_BYTES = 1000
 GREP_CONTEXT = 20
-SIEVED = 1000
+SIEVED = 4000
 """Files that a sieve gets at once."""
 IGNORE_BYTES = 64 * 1024
 """So much of a .gitignore is read."""
@@ -1729,7 +1729,9 @@ class Grep:
 
     def search(self, entries: Iterable[tuple[bytes, int, bytes, os.stat_result | OSError]], below: int) -> None:
         for path, parent, name, status in entries:
-            if isinstance(status, OSError) or not stat.S_ISREG(status.st_mode) or not self.fits(path[below:]):
+            if isinstance(status, OSError) or not stat.S_ISREG(status.st_mode) or not status.st_size:
+                continue
+            if not self.fits(path[below:]):
                 continue
             if status.st_size > GREP_FILE_BYTES:
                 self.skipped += 1

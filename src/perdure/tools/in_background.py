@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.harness.environment import BackgroundCommand, CommandNotStarted, ExecutionEnvironment, NoSuchCommand
+from perdure.harness.environment import BackgroundCommand, CommandNotStarted, ExecutionEnvironment
+from perdure.harness.tool import ToolError
 from perdure.kernel.json import JsonValue
 from perdure.tools.background import MOST_WAIT_MS
 from perdure.tools.files import Answer
@@ -45,9 +46,7 @@ async def output(
 ) -> Answer:
     """Its output from ``offset``, or the end of it, as much as a result holds."""
     if not 0 <= wait_s <= MOST_WAIT_MS / 1000 or (offset is not None and offset < 0):
-        raise NoSuchCommand(
-            f"offset is 0 or more and wait 0 to {MOST_WAIT_MS // 1000} seconds, not {offset} and {wait_s}"
-        )
+        raise ToolError(f"offset is 0 or more and wait 0 to {MOST_WAIT_MS // 1000} seconds, not {offset} and {wait_s}")
     first = offset
     if first is None or wait_s:
         seen, _ = await environment.read_background(id)

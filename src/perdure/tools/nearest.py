@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-_COMPARED = 20_000
+_COMPARED = 3000
 """Lines of a file that are compared with the text; further on only the same line is found, not one that is like it."""
-_LONGEST = 300
+_LONGEST = 200
 """Characters of a line that are compared and shown."""
 _ALIKE = 0.6
 """Below that likeness (0 to 1) lines have nothing to do with each other."""
 _CANDIDATES = 20
+_CLOSELY = 50
+"""Lines that are compared character by character; it is done on the event loop."""
 
 
 def nearest(data: bytes, old: bytes) -> str | None:
@@ -56,10 +58,15 @@ def _agreeing(lines: list[str], start: int, wanted: list[str]) -> int:
 def _most_alike(lines: list[str], wanted: str) -> int | None:
     matcher = difflib.SequenceMatcher(None, autojunk=False)
     matcher.set_seq2(wanted[:_LONGEST])
-    best, index = _ALIKE, None
+    best, index, closely = _ALIKE, None, 0
     for number, line in enumerate(lines):
         matcher.set_seq1(line.strip()[:_LONGEST])
-        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and (ratio := matcher.ratio()) > best:
+        if matcher.real_quick_ratio() <= best or matcher.quick_ratio() <= best:
+            continue
+        closely += 1
+        if closely > _CLOSELY:
+            break
+        if (ratio := matcher.ratio()) > best:
             best, index = ratio, number
     return index
 

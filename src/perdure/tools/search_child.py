@@ -23,7 +23,7 @@ _SAME = re.compile(
     r"|\((?:\?:|(?!\?))|[).|^$]|[*+?](?![*+?{])\??|\{\d{1,3}(?:,\d{0,3})?\}(?![*+?{]))*"
 )
 """Patterns that ripgrep reads as Python's ``re`` does on bytes."""
-_MOST_BYTES = 100_000
+_MOST_BYTES = 500_000
 """Of names in one command line."""
 
 

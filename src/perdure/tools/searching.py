@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -161,12 +162,12 @@ class Searcher:
             )
         except UnicodeEncodeError as error:
             raise FileError(path, "the pattern has a lone surrogate, which no text has") from error
-        process = await self._threads.call(_start)
-        talking = asyncio.ensure_future(self._threads.call(_talk, process, words, self._time_s))
+        child = _Child()
+        talking = asyncio.ensure_future(self._threads.call(child.talk, words, self._time_s))
         try:
             await asyncio.wait({talking})
         except asyncio.CancelledError:
-            _kill(process)
+            child.end()
             await asyncio.wait({talking})
             raise
         said = talking.result()
@@ -192,6 +193,38 @@ def found_ripgrep() -> str | None:
     return shutil.which("rg")
 
 
+class _Child:
+    """The process that searches. ``end`` may be called from another thread, at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def talk(self, words: bytes, time_s: float) -> bytes | None:
+        """Its answer; None: it was ended, because it took too long or was to end."""
+        with self._lock:
+            if self._ended:
+                return None
+            process = self._process = _start()
+        with process:
+            try:
+                return process.communicate(words, timeout=time_s)[0]
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                self.end()
+
+    def end(self) -> None:
+        """Also what it started: its group is its own until it is waited for."""
+        with self._lock:
+            self._ended = True
+            process = self._process
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603  (this Python, and a file of the package)
         [sys.executable, "-I", "-S", str(_CHILD)],
@@ -201,26 +234,6 @@ def _start() -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,
     )
-
-
-def _talk(process: subprocess.Popen[bytes], words: bytes, time_s: float) -> bytes | None:
-    """Its answer; None: it was ended because it took too long."""
-    try:
-        said, _ = process.communicate(words, timeout=time_s)
-    except subprocess.TimeoutExpired:
-        said = None
-    finally:
-        # Also what it started: its group is its own until it is waited for, which communicate does last.
-        if process.returncode is None:
-            _kill(process)
-            process.communicate()
-    return said
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wire(path: str) -> str | dict[str, str]:
