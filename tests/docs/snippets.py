@@ -22,7 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 _TITLE = re.compile(r'python title="([a-z_]+\.py)"')
-_PROGRAMS = ("perdure", "python", "make")
+_PROGRAMS = ("perdure", "python", "pytest", "make")
 
 # What is different each time, and therefore not compared: times, ids, sizes, numbers of commits.
 _VARYING = [
@@ -85,10 +85,11 @@ def _check(steps: list[Program | Command]) -> None:
     for step in steps:
         if isinstance(step, Program):
             shown.add(step.name)
-        elif step.words[0] == "python":
-            if step.words[1] not in shown:
-                raise BadPage(f"{step.words[1]} is run and was not shown")
-            run.add(step.words[1])
+        elif step.words[0] in ("python", "pytest"):
+            name = step.words[1] if step.words[0] == "python" else step.words[-1]
+            if name not in shown:
+                raise BadPage(f"{name} is run and was not shown")
+            run.add(name)
     if shown != run:
         raise BadPage(f"shown and never run: {', '.join(sorted(shown - run))}")
 
