@@ -1,4 +1,4 @@
-"""What must be true in the end, counted from the files: ``python judge.py FOLDER``. Of who was killed it knows nothing."""
+"""What must be true in the end, from the files: ``python judge.py FOLDER``. Of who was killed it knows nothing."""
 
 from __future__ import annotations
 
