@@ -29,6 +29,8 @@ SURVIVORS = [
     ("limits.md", "spend.py", "spend.py"),
     ("hooks.md", "guard.py", "guard.py"),
     ("compaction.md", "book.py", "book.py"),
+    ("subagents.md", "edit.py", "edit.py"),
+    ("subagents.md", "total.py", "total.py"),
     ("tools-and-replay.md", "charge.py", "charge.py"),
 ]
 """A program that may be killed in place of any commit, and the one that then prints what its page shows last of it."""

@@ -101,7 +101,9 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         self._permissions = Permissions(session, approvals or Approvals())
         self._scopes = Scopes(session, registry, environment_for)
         self._openings = Openings(session, registry, environment_for)
-        self._nested = NestedCalls(session, self._hooks, environment_for, begin=self.begin_call, wait=wait)
+        self._nested = NestedCalls(
+            session, self._hooks, environment_for, begin=self.begin_call, look=self.foresee, wait=wait
+        )
         self._execution = Execution(
             session,
             self._openings,

@@ -51,6 +51,8 @@ class BeginCall(Protocol):
     ) -> TaskRecord: ...
 
 
+LookAtCall: TypeAlias = Callable[[int, Agent, ToolInput], object]
+"""Looks at a call without making it: ``ToolTask.foresee``."""
 WaitTask: TypeAlias = Callable[[int], Awaitable[Outcome]]
 """How a task ends, once it has; also through blocked work, which is shown at the caller's own waiters (T47)."""
 
@@ -73,12 +75,14 @@ class NestedCalls:
         environment_for: EnvironmentFor,
         *,
         begin: BeginCall,
+        look: LookAtCall,
         wait: WaitTask,
     ) -> None:
         self._session = session
         self._hooks = hooks
         self._environment_for = environment_for
         self._begin = begin
+        self._look = look
         self._wait = wait
         self._at_work: set[int] = set()
         """Calls whose tool runs in this process."""
@@ -115,6 +119,16 @@ class NestedCalls:
         """The memo of the key, with the task in the same commit if it is new."""
         if run.input.depth >= MAX_DEPTH:
             raise CallRefused(f"{run.input.name!r} has {MAX_DEPTH} callers above it, and may make no call itself")
+        input = ToolInput(
+            call_id=f"{run.input.call_id}/{key}",
+            name=name,
+            arguments=arguments,
+            caller=run.id,
+            depth=run.input.depth + 1,
+        )
+        agent = await self._session.snapshot(Agent, conversation=run.conversation_id) or Agent()
+        # The first look at a tool's types takes long, and is not for inside a transaction; the next takes microseconds.
+        self._look(run.conversation_id, agent, input)
         async with run.commit() as tx:
             caller = tx.live_task(run.id)
             assert caller is not None, "the run's commit found it"
@@ -123,13 +137,6 @@ class NestedCalls:
                 return known
             if sum(memo.startswith(PREFIX) for memo in memos) >= MAX_CALLS:
                 raise CallRefused(f"call {run.id} of {run.input.name!r} made {MAX_CALLS} calls; a call makes no more")
-            input = ToolInput(
-                call_id=f"{run.input.call_id}/{key}",
-                name=name,
-                arguments=arguments,
-                caller=run.id,
-                depth=run.input.depth + 1,
-            )
             agent = await tx.read(Agent) or Agent()
             hooked = bool(await self._hooks.applying(BeforeTool, run.conversation_id, tx=tx))
             task = self._begin(run, tx, await tx.draft(Live), agent, input, hooked=hooked)
