@@ -7,10 +7,13 @@ SIGKILL in the middle of publishing: the registry has the release, and nobody ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import AsyncGenerator
+from importlib.util import find_spec
 from pathlib import Path
 
 from perdure import (
@@ -19,10 +22,12 @@ from perdure import (
     Harness,
     Limits,
     SqliteStorage,
+    StdioServer,
     Subagent,
     ToolCall,
     Unanswered,
     coding_tools,
+    mcp_extension,
     subagent,
     tool,
 )
@@ -35,12 +40,15 @@ RELEASE = f"Release {VERSION}."
 TELL = "Tell everybody."
 WRITE_NOTES = f"Write the notes of {VERSION}."
 NOTES = f"# {VERSION}\n\nOrders are counted from one.\n"
-BUDGET = Limits(turns=6)
-"""Of everybody together: four of the assistant, two of its writer."""
+WITH_ISSUES = find_spec("mcp") is not None and find_spec("jsonschema_rs") is not None
+"""Whether the extra ``perdure[mcp]`` is there; without it the list of issues is not asked."""
+BUDGET = Limits(turns=7 if WITH_ISSUES else 6)
+"""Of everybody together: five of the assistant, two of its writer."""
 
 MODEL = ScriptedModel(
     {
         RELEASE: [
+            *([call("issues_blocking", version=VERSION)] if WITH_ISSUES else []),
             call("bash", command="./check.sh"),
             call("subagent", agent="writer", prompt=WRITE_NOTES),
             call("publish", version=VERSION),
@@ -65,6 +73,17 @@ def releases(registry: Path, project: Path) -> Extension:
     return Extension("releases", tools=[publish, subagent({"writer": writer})])
 
 
+@contextlib.asynccontextmanager
+async def issues() -> AsyncGenerator[list[Extension]]:
+    """The tools of the MCP server, which runs as long as this process."""
+    if not WITH_ISSUES:
+        yield []
+        return
+    server = StdioServer([sys.executable, str(Path(__file__).with_name("issues.py"))])
+    async with mcp_extension("issues", server, trust_hints=True) as connected:
+        yield [connected.extension]
+
+
 def publish_to(registry: Path, version: str, notes: str, *, key: str) -> None:
     """Stands for a service that publishes once a key, and counts what it is asked."""
     registry.mkdir(exist_ok=True)
@@ -78,14 +97,17 @@ def publish_to(registry: Path, version: str, notes: str, *, key: str) -> None:
 async def main(folder: Path) -> None:
     project = folder / "project"
     space = await LocalSpaces.at(project)
-    async with Harness.open(
-        SqliteStorage(folder / STORE),
-        models=MODEL,
-        extensions=[coding_tools(), releases(folder / "registry", project)],
-        environment=durable_space(space),
-        limits=BUDGET,
-    ) as harness:
-        root = await harness.root(agent=Agent(tools=["bash", "subagent", "publish"]))
+    async with (
+        issues() as tracker,
+        Harness.open(
+            SqliteStorage(folder / STORE),
+            models=MODEL,
+            extensions=[coding_tools(), releases(folder / "registry", project), *tracker],
+            environment=durable_space(space),
+            limits=BUDGET,
+        ) as harness,
+    ):
+        root = await harness.root(agent=Agent(tools=["issues_blocking", "bash", "subagent", "publish"]))
         released = await root.submit(RELEASE, request_id=f"release-{VERSION}")
         told = await root.submit(TELL, request_id=f"tell-{VERSION}")
         for submission in (released, told):

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent import BUDGET, NOTES, STORE, VERSION
+from agent import BUDGET, NOTES, STORE, VERSION, WITH_ISSUES
 
 Row = dict[str, Any]
 
@@ -32,7 +32,8 @@ def checks(folder: Path) -> Iterator[tuple[str, bool]]:
     results = Counter(
         (entry["data"]["name"], entry["data"].get("code")) for entry in entries if entry["kind"] == "pi.tool-result"
     )
-    every = Counter({(name, None): 1 for name in ("bash", "subagent", "write", "publish")})
+    tools = ["bash", "subagent", "write", "publish", *(["issues_blocking"] if WITH_ISSUES else [])]
+    every = Counter((name, None) for name in tools)
     yield "each call has one result, and none was interrupted", results == every
     publishing = [task for task in tasks if task.get("input", {}).get("name") == "publish"]
     yield "publishing was one call, approved and not denied", len(publishing) == 1 == results["publish", None]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from agent import STORE
+from agent import STORE, WITH_ISSUES
 from judge import judge
 
 HERE = Path(__file__).resolve().parent
@@ -63,6 +63,8 @@ def tell(folder: Path) -> int:
     (project / "check.sh").write_text(CHECK)
     (project / "check.sh").chmod(0o755)
 
+    if not WITH_ISSUES:
+        print("skipped: the list of issues, an MCP server; it needs pip install 'perdure[mcp]'")
     agent = start(folder)
     try:
         until(agent, lambda: True if (project / "checked").exists() else None)
