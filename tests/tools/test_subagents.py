@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from harness.kit import Hold, kinds, live, opened, rest, until
+from harness.test_tool_scopes import Environment
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import TOOL_RESULT
+from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.handle import CallRefused
 from perdure.harness.harness import Harness
 from perdure.harness.limits import Limits
@@ -398,3 +401,26 @@ async def test_a_tool_of_ones_own_has_the_harness() -> None:
         root = await harness.root()
         await (await root.submit("Count.")).answer()
         assert (await result(root)).text == "1"
+
+
+async def test_no_child_waits_for_an_environment_that_a_call_above_holds_h345() -> None:
+    @tool
+    async def inside(environment: ExecutionEnvironment) -> str:
+        """Work there."""
+        return "worked"
+
+    @tool
+    async def holder(environment: ExecutionEnvironment, call: ToolCall) -> str:
+        """Work there, and have somebody else work there meanwhile."""
+        return (await call.call("subagent", {"prompt": "Go."}, key="go")).text
+
+    def reply(request: ModelRequest):
+        told = [message for message in request.messages if isinstance(message, ToolResultMessage)]
+        if told:
+            return say(told[-1].text)
+        return call("inside" if getattr(request.messages[-1], "text", "") == "Go." else "holder")
+
+    environment = cast("ExecutionEnvironment", Environment())
+    async with opened(ScriptedModel(reply), tools=(subagent(), inside, holder), environment=environment) as harness:
+        answer = await (await (await harness.root()).submit("Ask.")).answer()
+        assert answer.text == "A call above this one is at work in the same environment and holds it."
