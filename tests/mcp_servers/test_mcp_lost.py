@@ -15,7 +15,7 @@ from mcp_kit import HERE, PATIENCE_S, alive, harness_with, live, log, odd, resul
 from perdure import mcp_extension
 from perdure.harness.results import INTERRUPTED
 from perdure.testing.model import call, say
-from perdure.tools.mcp import server as keeping
+from perdure.tools.mcp import keeper as keeping
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -174,9 +174,9 @@ serve([{tool}], lambda id, params: answer(id, {{"content": [{{"type": "text", "t
         assert (await result_of(server.extension, "odd_ask")).text == "here"
         (tmp_path / "dead").touch()
         before = len(starts.read_text().split())
-        connection = await server.connection()
+        connection = await server._keeper.connection()
         connection.loss.tell("the test says so")
-        await until(lambda: server._given_up)
+        await until(lambda: server._keeper.given_up)
         given_up = len(starts.read_text().split())
         assert given_up - before == keeping.MOST_FAILURES - 1
         assert server.problems == ("it is not connected: its process ended with code 3",)

@@ -22,7 +22,7 @@ from perdure.harness.arguments import InvalidArguments
 from perdure.harness.messages import Image, Text
 from perdure.harness.registry import ExtensionConflict
 from perdure.testing.model import ScriptedModel, call, say
-from perdure.tools.mcp import server as keeping
+from perdure.tools.mcp import server as opening
 from perdure.tools.mcp.mirror import shown_name
 
 pytestmark = pytest.mark.timeout(120)
@@ -329,7 +329,7 @@ assert not {"mcp", "jsonschema_rs", "anyio", "httpx2", "pydantic"} & set(sys.mod
 
 
 def test_without_the_extra_it_says_how_to_install_it_h395(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "find_spec", lambda name: None)
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=re.escape("mcp is not installed; pip install 'perdure[mcp]'")):
         mcp_extension("w", StdioServer(["true"]))
 

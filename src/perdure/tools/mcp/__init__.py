@@ -1,7 +1,7 @@
 """Tools of MCP servers, as an extension (rules H118 and H380 to H395). Extra ``mcp``.
 
-``server`` is the object that a host opens; ``connection`` one connection to the server, over ``stdio`` or ``http``;
-``mirror`` makes tools of what a server lists, ``checking`` checks arguments and results, ``content`` reads answers,
-``calls`` says what becomes of a call whose connection was lost. Only ``server`` and ``settings`` may be imported where
-the extra is not installed.
+``server`` has the object that a host opens, and ``keeper`` what keeps a connection for it; ``connection`` is one of
+these, over ``stdio`` (with a ``process``) or ``http``. ``mirror`` makes tools of what a server lists, ``checking``
+checks arguments and results, ``content`` reads answers, ``calls`` says what becomes of a call whose connection is lost.
+Only ``server``, ``keeper``, ``losses`` and ``settings`` may be imported where the extra is not installed.
 """
