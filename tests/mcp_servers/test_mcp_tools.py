@@ -170,7 +170,7 @@ async def test_tools_that_cannot_be_used_are_left_out_and_told_of_h381() -> None
     }
     tools = [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]
     tools += [{"name": "fine", "inputSchema": {"type": "object"}}]
-    tools += [{"name": "out", "inputSchema": {"type": "object"}, "outputSchema": {"type": "objekt"}}]
+    tools += [{"name": "out", "inputSchema": {"type": "object"}, "outputSchema": schemas["not_valid"]}]
     huge = "{'name': 'huge', 'inputSchema': {'type': 'object', 'description': 'x' * 300_000}}"
     wanted = [*schemas, "huge", "out", "misspelt"]
     async with mcp_extension("odd", odd(f"serve({tools!r} + [{huge}])"), include=wanted) as server:

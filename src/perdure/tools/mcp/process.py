@@ -18,6 +18,7 @@ from typing import Final
 
 GRACE_S: Final = 2
 """Seconds that a server has to end once its input is closed, and again after SIGTERM."""
+LOOK_S: Final = 0.002
 GUARD: Final = f'trap "" TERM INT HUP; read -r _; sleep {GRACE_S}; kill -KILL 0'
 
 
@@ -61,12 +62,20 @@ class ServerProcess:
                 await self._ended()
         finally:
             self._signal(signal.SIGKILL)  # what it left behind, and the guard
-            await asyncio.shield(asyncio.to_thread(self._guard.wait))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.exited.wait(), GRACE_S)
-            self._transport.close()
-            assert self._guard.stdin is not None, "it was started with a pipe"
-            self._guard.stdin.close()
+            try:
+                await self._gone()
+            finally:
+                self._transport.close()
+                assert self._guard.stdin is not None, "it was started with a pipe"
+                self._guard.stdin.close()
+
+    async def _gone(self) -> None:
+        """Both were killed; not waited for in a thread, all of which tools may hold."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await self.exited.wait()
+                while self._guard.poll() is None:
+                    await asyncio.sleep(LOOK_S)
 
     async def _ended(self) -> bool:
         try:
