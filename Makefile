@@ -52,11 +52,18 @@ demo: $(STAMP)
 	@$(BIN)/perdure demo
 
 test: $(STAMP)
-	@# One of the nasty workspaces is a git repository; without git its test is skipped.
-	@command -v git >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
-		echo "Installing git (a test makes a repository)"; \
-		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq git; } >/dev/null 2>&1 </dev/null \
-			|| echo "git could not be installed; its test is skipped"; }
+	@# One of the nasty workspaces is a git repository, and searches are held against ripgrep's; without these the tests
+	@# that need them are skipped.
+	@for wanted in git:git ripgrep:rg; do \
+		command -v "$${wanted#*:}" >/dev/null && continue; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing $${wanted%:*} (tests use it)"; \
+			{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$${wanted%:*}"; } >/dev/null 2>&1 </dev/null \
+				|| echo "$${wanted%:*} could not be installed; the tests that need it are skipped"; \
+		else \
+			echo "Without $${wanted%:*} the tests that need it are skipped: sudo apt-get install $${wanted%:*}"; \
+		fi; \
+	done
 	@echo "Running the tests"
 	@$(BIN)/python -m pytest -n 2 --timeout 120
 
