@@ -9,10 +9,12 @@ from prompt_toolkit.utils import get_cwidth
 
 from perdure.cli.chat.commands import Command, Said, parse
 from perdure.cli.chat.prompt import folded
+from perdure.cli.entries import Call, heading
 from perdure.cli.errors import CommandError
 from perdure.cli.secrets import Secrets
 from perdure.cli.style import colours_of, line, rendered
 from perdure.cli.text import counted, lines_of, one_line, printable, shortened, size
+from perdure.kernel.json import JsonValue
 
 TEXT = st.text(st.characters(exclude_categories=()))
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xFEFF, 0xD800)]
@@ -145,3 +147,18 @@ def test_a_key_steers_like_the_mark() -> None:
 def test_what_is_no_command_is_an_error(typed: str) -> None:
     with pytest.raises(CommandError, match="there is no command"):
         parse(typed, steer=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ({"command": "ls", "path": "notes"}, "ls"),
+        ({"pattern": "TODO", "path": "src"}, "TODO  in src"),
+        ({"pattern": "*.py"}, "*.py"),
+        ({"path": "src"}, "src"),
+        ({}, ""),
+        ({"page": 1}, '{"page": 1}'),
+    ],
+)
+def test_a_call_is_headed_by_what_it_is_about(arguments: JsonValue, about: str) -> None:
+    assert "".join(text for _, text in heading(Call("tool", arguments))) == f"▸ tool{f'  {about}' if about else ''}"

@@ -270,3 +270,24 @@ async def test_an_opening_that_is_not_entered_says_how_to() -> None:
         await opening.root()
     with pytest.raises(TypeError, match=r"entered, not awaited: async with Harness\.open"):
         await opening
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"models": 5}, "'provider:name', or an object with default, find and stream: int has no default"),
+        ({"extensions": Extension("alone")}, r"a list, also one alone: extensions=\[\.\.\.\], not Extension"),
+        ({"extensions": 5}, "a list"),
+        ({"environment": "work"}, r"a path is no environment: LocalEnvironment\('work'\)"),
+        ({"environment": 5}, "an environment is a LocalEnvironment.*int has no for_call"),
+        ({"approvals": ["bash"]}, r"Approvals\(tools=\(\.\.\.\)\), not as list"),
+        ({"telemetry": 5}, r"OpenTelemetry\(\.\.\.\): int has no begin"),
+        ({"compaction": False}, "a Compaction is wanted, not False; one with enabled=False compacts nothing"),
+        ({"retry": 0}, "a RetryPolicy is wanted, not 0; one with retries=0 never retries"),
+        ({"limits": {"turns": 1}}, r"Limits\(\.\.\.\)"),
+    ],
+)
+async def test_a_part_of_another_kind_is_refused_before_anything_runs(parts: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        async with Harness.open(MemoryStorage(), **parts):
+            pass

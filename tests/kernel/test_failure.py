@@ -515,6 +515,7 @@ async def test_reports_and_logs_say_what_they_are_about_and_no_contents(caplog: 
     assert "app.test: something task=7 kind=app.task conversation=3 extension=app.ext error=PerdureError" in caplog.text
     assert "hunter2" not in caplog.text
     assert [r.type for r in reports] == ["app.test", "session_failed"]
+    assert str(reports[0]) in caplog.text  # what on_report=print prints
 
 
 async def test_opening_that_cannot_read_what_is_live_lets_go_of_the_store() -> None:

@@ -439,7 +439,7 @@ async def test_workspaces_that_overlap_are_refused_before_anything_is_made(space
         with pytest.raises(SpaceMisplaced):
             await spaces("elsewhere").open("a", workspace=workspace)
     for directory in ("outer/project/spaces", "outer/project"):
-        with pytest.raises(SpaceMisplaced):
+        with pytest.raises(SpaceMisplaced, match="keep it elsewhere, or delete"):
             await spaces(directory).open("a")
     link = tmp_path / "link"
     link.symlink_to(inner)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -126,6 +126,9 @@ async def test_it_has_the_settings_that_are_configured_else_those_of_its_caller_
 
 @pytest.mark.parametrize("bad", [{}, {"": Subagent()}])
 def test_what_is_no_set_of_agents_is_refused(bad: dict[str, Subagent]) -> None:
+    of_another_kind: Any = "reader"
+    with pytest.raises(TypeError, match=r"given by name, as \{'reader': .*not as str"):
+        subagent(of_another_kind)
     with pytest.raises(ValueError, match="at least one"):
         subagent(bad)
     with pytest.raises(ValueError, match="max_depth"):

@@ -91,9 +91,11 @@ def heading(call: Call) -> Line:
 def _about(call: Call) -> str:
     arguments = call.arguments
     if isinstance(arguments, dict):
-        command, path = arguments.get("command"), arguments.get("path")
+        command, pattern, path = (arguments.get(name) for name in ("command", "pattern", "path"))
         if isinstance(command, str):
             return command
+        if isinstance(pattern, str):
+            return f"{pattern}  in {path}" if isinstance(path, str) else pattern
         if isinstance(path, str):
             return path
         if not arguments:

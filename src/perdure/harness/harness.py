@@ -26,6 +26,7 @@ from perdure.harness.deletion import count_deleted, delete_conversations
 from perdure.harness.documents import Agent, DeletedUsage, Meta, UsageTotals
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.generation import GenerationTask
+from perdure.harness.given import check_parts
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, InputMode, admit, place
@@ -199,21 +200,24 @@ class Harness:
             StaleEpochError; if it stopped inside a commit and is of this machine it is killed (rules K177 to K179).
         telemetry: where spans and metrics go, such as ``OpenTelemetry()`` (rules H280 to H289).
 
-        Raises NoAdapter; entering raises StorageBusy, StorageFormatError, StorageCorrupt, StaleEpochError,
-        ExtensionConflict.
+        Raises NoAdapter, TypeError, ValueError; entering raises StorageBusy, StorageFormatError, StorageCorrupt,
+        StaleEpochError, ExtensionConflict.
         """
         settings = Settings(
             steer=steer,
             follow_up=follow_up,
             after_failure=after_failure,
-            retry=retry or RetryPolicy(),
+            retry=RetryPolicy() if retry is None else retry,
             partial_interval_ms=partial_interval_ms,
             instructions=instructions,
-            compaction=compaction or Compaction(),
+            compaction=Compaction() if compaction is None else compaction,
             compaction_by_model=dict(compaction_by_model or {}),
         )
 
         found = installed_models(models) if isinstance(models, str) else models
+        check_parts(
+            models=found, extensions=extensions, environment=environment, approvals=approvals, telemetry=telemetry
+        )
 
         async def start() -> Harness:
             session = await Session.start(

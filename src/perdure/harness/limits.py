@@ -95,8 +95,8 @@ def limit_setting(name: LimitName, value: object) -> int | None:
         return None
     kinds = {"cost_usd": (Decimal, int), "seconds": (int, float)}.get(name, (int,))
     if isinstance(value, bool) or not isinstance(value, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"the limit {name} is a {wanted}, or None for no limit, not {value!r}")
+        wanted = {"cost_usd": "a Decimal or an int", "seconds": "an int or a float"}.get(name, "an int")
+        raise TypeError(f"the limit {name} is {wanted}, or None for no limit, not {value!r}")
     finite = value.is_finite() if isinstance(value, Decimal) else not isinstance(value, float) or math.isfinite(value)
     if not finite or value < 0:
         raise ValueError(f"the limit {name} is a finite number, 0 or more, not {value}")

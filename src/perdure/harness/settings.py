@@ -85,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.instructions, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
             raise TypeError(f"instructions are a text, not {type(self.instructions).__name__}")
         check_json(self.instructions, at="instructions")
+        if not isinstance(self.retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+            raise TypeError(f"a RetryPolicy is wanted, not {self.retry!r}; one with retries=0 never retries")
         for policy in (self.compaction, *self.compaction_by_model.values()):
             if not isinstance(policy, Compaction):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
                 raise TypeError(f"a Compaction is wanted, not {policy!r}; one with enabled=False compacts nothing")

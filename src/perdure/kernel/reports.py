@@ -24,6 +24,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     extension: str | None = None
     error: BaseException | None = None
 
+    def __str__(self) -> str:
+        """A line, as it goes to the log: of an error its type alone."""
+        parts = {"task": self.task, "kind": self.kind, "conversation": self.conversation, "extension": self.extension}
+        error = {"error": None if self.error is None else type(self.error).__name__}
+        about = [f"{name}={value}" for name, value in {**parts, **error}.items() if value is not None]
+        return " ".join([f"{self.type}: {self.message}", *about])
+
 
 OnReport: TypeAlias = Callable[[Report], None]
 
@@ -36,18 +43,7 @@ def log_line(log: logging.Logger, message: str, *about: object, level: int = log
 
 def deliver(report: Report, on_report: OnReport | None) -> None:
     """Log the report and hand it to the host; a host callback that raises harms nobody."""
-    about = " ".join(
-        f"{name}={value}"
-        for name, value in (
-            ("task", report.task),
-            ("kind", report.kind),
-            ("conversation", report.conversation),
-            ("extension", report.extension),
-            ("error", None if report.error is None else type(report.error).__name__),
-        )
-        if value is not None
-    )
-    log_line(_log, "%s: %s %s", report.type, report.message, about, level=logging.WARNING)
+    log_line(_log, "%s", report, level=logging.WARNING)
     if on_report is not None:
         try:
             on_report(report)

@@ -282,7 +282,10 @@ def _check_around(path: str, but: str = "") -> None:
         kept = beside(here)
         for record in _records(kept) if kept != but else ():
             if record.live and record.workspace is not None and _overlap(path, decode_path(record.workspace)):
-                raise SpaceMisplaced(f"{path} is in {here}, the workspace of the Space {record.name!r}")
+                raise SpaceMisplaced(
+                    f"{path} is in {here}, the workspace of the Space {record.name!r}; keep it elsewhere, or delete "
+                    f"that Space, whose files stay: perdure space rm {here}"
+                )
         here = os.path.dirname(here)
 
 

@@ -75,7 +75,7 @@ def subagent(
     Its result is the text of the answer. The agent is asked once, whatever is killed meanwhile, and aborted with the
     call. ``agents``: whom the model may choose among, by name; None: one with the settings of whoever asks it.
     ``max_depth``: how many may be below one another. The host's ``environment`` is asked for one of each conversation,
-    by its id. Raises ValueError.
+    by its id. Raises TypeError, ValueError.
     """
     chosen = _chosen(agents)
     if max_depth < 1:
@@ -202,7 +202,9 @@ def persistent_subagents(agents: Mapping[str, Subagent] | None = None, *, report
 
 
 def _chosen(agents: Mapping[str, Subagent] | None) -> dict[str, Subagent]:
-    """Whom a model may choose among. Raises ValueError."""
+    """Whom a model may choose among. Raises TypeError, ValueError."""
+    if agents is not None and not isinstance(agents, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
+        raise TypeError(f"subagents are given by name, as {{'reader': Subagent(...)}}, not as {type(agents).__name__}")
     chosen = dict(agents) if agents is not None else {PLAIN: Subagent()}
     if not chosen or not all(chosen):
         raise ValueError("subagents have names, and there is at least one")

@@ -212,12 +212,15 @@ def run_demo(*, seed: int | None = None, plain: bool = False, keep: Path | None 
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-")) if keep is None else keep
     try:
         if keep is not None:
-            keep.mkdir(parents=True)
+            try:
+                keep.mkdir(parents=True)
+            except FileExistsError as error:
+                raise DemoFailed(f"{keep} is there already; --keep takes a folder that is not") from error
         try:
             return _live_and_judge(folder, seed, story)
         finally:
             space.end(folder)
-    except (DemoFailed, SpaceError, FileExistsError) as error:
+    except (DemoFailed, SpaceError, OSError) as error:
         story.say(f"the demo failed: {error}", "bold red", "✗")
         _show_errors(folder, story)
         return 1
