@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import StringConstraints
 
 from harness.kit import opened, rest
 from harness.test_approvals import Killed, Till, ask, model, results, the_one
@@ -22,6 +24,7 @@ from perdure.harness.approval_rules import (
 from perdure.harness.hooks import Block, HookCall, before_tool
 from perdure.harness.permission import Permissions
 from perdure.harness.registry import Extension
+from perdure.harness.tool import AnyTool, tool
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.testing.model import call
@@ -33,7 +36,11 @@ from perdure.testing.model import call
     ("pattern", "value", "fits"),
     [
         (ArgumentIs(1), 1, True),
-        (ArgumentIs(1), 1.0, False),
+        (ArgumentIs(1), 1.0, True),
+        (ArgumentIs([100.0]), [100], True),
+        (ArgumentIs(1), 1.5, False),
+        (ArgumentIs(1), "1", False),
+        (ArgumentIs(True), 1, False),
         (ArgumentIs(1), True, False),
         (ArgumentIs({"a": [1, None]}), {"a": [1, None]}, True),
         (ArgumentMatches("git *"), "git status", True),
@@ -217,7 +224,8 @@ async def test_a_rule_that_is_revoked_before_the_intent_allows_nothing_h308(monk
 
         async def then_revoked(self, opened):
             permission = await found(self, opened)
-            await harness.remove_approval_rule(rule.id)
+            if permission is not None:
+                await harness.remove_approval_rule(rule.id)
             return permission
 
         monkeypatch.setattr(Permissions, "by_rule", then_revoked)
@@ -226,3 +234,75 @@ async def test_a_rule_that_is_revoked_before_the_intent_allows_nothing_h308(monk
         await (await the_one(harness)).allow()
         await submission.answer()
         assert await results(root) == [(None, "paid me 1")]
+
+
+async def test_a_rule_that_denies_since_just_now_wins_over_one_that_allowed_h307_h308(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    till, found = Till(), Permissions.by_rule
+    async with opened(model(call("pay", to="me")), tools=(till.tool,)) as harness:
+        await harness.add_approval_rule(MINE)
+
+        async def then_denied(self, opened):
+            permission = await found(self, opened)
+            await harness.add_approval_rule(ApprovalRule(tool="pay", effect="deny"))
+            return permission
+
+        monkeypatch.setattr(Permissions, "by_rule", then_denied)
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert await results(root) == [("denied", "A rule denies this call.")]
+        assert till.paid == []
+
+
+@pytest.mark.parametrize(
+    ("denied", "given"),
+    [
+        ({"force": ArgumentIs(True)}, {"target": "x", "force": "true"}),
+        ({"force": ArgumentIs(True)}, {"target": "x", "force": 1}),
+        ({"count": ArgumentIs(3)}, {"target": "x", "count": "3"}),
+        ({"count": ArgumentIs(3)}, {"target": "x", "count": 3.0}),
+        ({"target": ArgumentIs("prod")}, {"target": " prod "}),
+        ({"target": ArgumentBelow("prod")}, {"target": " prod/a"}),
+        ({"count": ArgumentIs(7)}, {"target": "x"}),
+    ],
+)
+async def test_what_denies_looks_at_what_the_tool_takes_too_h307(
+    denied: dict[str, ArgumentPattern], given: dict[str, JsonValue]
+) -> None:
+    wiper = Wiper()
+    async with opened(model(call("wipe", **given)), tools=(wiper.tool,)) as harness:
+        await harness.add_approval_rule(ApprovalRule(tool="wipe"))
+        await harness.add_approval_rule(ApprovalRule(tool="wipe", effect="deny", arguments=denied))
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert (wiper.wiped, [code for code, _ in await results(root)]) == ([], ["denied"])
+
+
+@pytest.mark.parametrize("target", ["notes/.. ", "notes/a/../.. "])
+async def test_what_allows_wants_what_the_tool_takes_to_fit_too_h306(target: str) -> None:
+    wiper = Wiper()
+    async with opened(model(call("wipe", target=target)), tools=(wiper.tool,)) as harness:
+        await harness.add_approval_rule(ApprovalRule(tool="wipe", arguments={"target": ArgumentBelow("notes")}))
+        submission, _ = await ask(harness)
+        await (await the_one(harness)).allow()
+        await submission.answer()
+        assert wiper.wiped == [f"{target.strip()} False 7"]
+
+
+class Wiper:
+    """A tool that takes more than it is written."""
+
+    def __init__(self) -> None:
+        self.wiped: list[str] = []
+        self.tool: AnyTool
+
+        @tool(requires_approval=True)
+        async def wipe(
+            target: Annotated[str, StringConstraints(strip_whitespace=True)], force: bool = False, count: int = 7
+        ) -> str:
+            """Wipe something."""
+            self.wiped.append(f"{target} {force} {count}")
+            return "wiped"
+
+        self.tool = wipe

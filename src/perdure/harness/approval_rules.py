@@ -4,6 +4,9 @@
 
 They are stored in the session document ``pi.approval-rules``. Where a denying rule fits, it decides; else the oldest
 that allows. A rule is asked after before_tool: what a hook blocks, no rule allows.
+
+What a model writes, and what the tool makes of it by its types, need not be the same: ``"true"`` for true, spaces
+around a text, a default for what is left out. What denies looks at either, what allows wants both.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ MOST_RULES: Final = 1_000
 
 
 class ArgumentIs(msgspec.Struct, frozen=True, tag="is"):
-    """The argument is exactly this JSON value."""
+    """The argument is exactly this JSON value. 1 and 1.0 are one number; true is none."""
 
     value: JsonValue
 
     def fits(self, value: JsonValue) -> bool:
-        return same_json(self.value, value)
+        return same_json(_one_way(self.value), _one_way(value))
 
 
 class ArgumentMatches(msgspec.Struct, frozen=True, tag="matches"):
@@ -73,7 +76,8 @@ class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Its name, or a pattern of names such as ``mcp_*``."""
     effect: Literal["allow", "deny"] = "allow"
     arguments: dict[str, ArgumentPattern] = msgspec.field(default_factory=dict[str, ArgumentPattern])
-    """What each of these must be; a call without one of them does not fit."""
+    """What each of these must be. A call without one of them does not fit, unless the rule denies and the default is
+    like that."""
     only: bool = False
     """A call with any other argument does not fit."""
     by: str | None = None
@@ -105,11 +109,20 @@ class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 case _:  # pyright: ignore[reportUnnecessaryComparison]  # of untyped callers
                     raise TypeError(f"arguments.{name} is an ArgumentIs, ArgumentMatches or ArgumentBelow")
 
-    def fits(self, tool: str, arguments: Mapping[str, JsonValue]) -> bool:
-        """Whether it is about such a call."""
+    def fits(self, tool: str, arguments: Mapping[str, JsonValue], taken: Mapping[str, JsonValue] | None = None) -> bool:
+        """Whether it is about such a call. ``taken``: the arguments as the tool takes them (``Signature.taken``)."""
         if not fnmatchcase(tool, self.tool) or (self.only and not arguments.keys() <= self.arguments.keys()):
             return False
-        return all(name in arguments and p.fits(arguments[name]) for name, p in self.arguments.items())
+        taken = arguments if taken is None else taken
+        if self.effect == "deny":
+            return all(
+                any(name in given and pattern.fits(given[name]) for given in (arguments, taken))
+                for name, pattern in self.arguments.items()
+            )
+        return all(
+            name in arguments and pattern.fits(arguments[name]) and pattern.fits(taken.get(name, arguments[name]))
+            for name, pattern in self.arguments.items()
+        )
 
 
 class ApprovalRules(Document, kind="pi.approval-rules", version=1, scope="session", builtin=True):
@@ -127,9 +140,14 @@ def rules_of(document: ApprovalRules | None) -> list[ApprovalRule]:
     return [msgspec.convert(rule, ApprovalRule) for _, rule in sorted(document.rules.items(), key=lambda r: int(r[0]))]
 
 
-def deciding(rules: Iterable[ApprovalRule], tool: str, arguments: Mapping[str, JsonValue]) -> ApprovalRule | None:
+def deciding(
+    rules: Iterable[ApprovalRule],
+    tool: str,
+    arguments: Mapping[str, JsonValue],
+    taken: Mapping[str, JsonValue] | None = None,
+) -> ApprovalRule | None:
     """The rule that decides a call: the oldest that denies it, else the oldest that allows it. Pure."""
-    fitting = [rule for rule in rules if rule.fits(tool, arguments)]
+    fitting = [rule for rule in rules if rule.fits(tool, arguments, taken)]
     denying = (rule for rule in fitting if rule.effect == "deny")
     return next(denying, fitting[0] if fitting else None)
 
@@ -162,3 +180,12 @@ def _check_text(text: object, what: str) -> None:
 def _normal(path: str) -> str:
     normal = posixpath.normpath(path)
     return normal[1:] if normal.startswith("//") else normal
+
+
+def _one_way(value: JsonValue) -> JsonValue:
+    """With whole numbers written in one way, as integers."""
+    if isinstance(value, list):
+        return [_one_way(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _one_way(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -9,6 +9,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union, cast, get_args, get_origin
 from typing import get_type_hints as resolve_hints
@@ -19,7 +20,7 @@ from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.handle import ToolCall
 from perdure.harness.repair import Schema, json_in_text, repaired
 from perdure.kernel.errors import NotJson, PerdureError
-from perdure.kernel.json import JsonValue, check_json, decode_json, encode_json
+from perdure.kernel.json import JsonValue, check_json, copy_json, decode_json, encode_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -204,6 +205,20 @@ class Signature:
             # The function fills in its own default: it may be one that pydantic would have copied.
             if field in given or self._parameters[name].default is inspect.Parameter.empty
         }
+
+    def taken(self, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Checked arguments as the function gets them, in JSON: converted by its types, with its defaults. What has no
+        JSON then is as it was written, or left out. Raises InvalidArguments."""
+        try:
+            model = self._validate(arguments)
+        except _Unfit as unfit:
+            raise InvalidArguments(unfit.problems) from None
+        found = dict(arguments)
+        for name, field in self._fields.items():
+            with suppress(Exception):  # of a type of somebody's own
+                dumped = model.model_dump(mode="json", include={field}, warnings=False)
+                found[name] = copy_json(dumped[field], at=name)
+        return found
 
     def _validate(self, arguments: dict[str, JsonValue]) -> BaseModel:
         from pydantic import ValidationError

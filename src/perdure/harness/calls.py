@@ -75,6 +75,10 @@ EXECUTE: Final = "execute"
 """The phase of a call whose intent is committed."""
 
 
+MOST_LOOKS: Final = 3
+"""How often a call looks for a rule that decides it, where rules change meanwhile, before a person is asked."""
+
+
 class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=True):
     """Installed once a session, before its task runtime is made, with what it needs of the session.
 
@@ -245,10 +249,12 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
 
     async def _ask(self, run: Run[ToolInput, int | None, None], opened: OpenedCall) -> Next[int | None]:
         """A rule decides, or the commit asks a person."""
-        permission = await self._permissions.by_rule(opened)
-        if permission is not None:
+        for _ in range(MOST_LOOKS):
+            permission = await self._permissions.by_rule(opened)
+            if permission is None:
+                break
             intent = msgspec.structs.replace(opened.intent, approval=permission)
-            with suppress(RuleGone):  # it was revoked just now
+            with suppress(RuleGone):  # it decides no more since just now; another may
                 return await self._enter(run, msgspec.structs.replace(opened, intent=intent))
         async with run.commit() as tx:
             asked = self._permissions.question(opened, at=tx.at)
@@ -324,7 +330,7 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         try:
             async with run.commit() as tx:
                 if opened.intent.approval is not None and not isinstance(run.checkpoint, CallIntent):
-                    await self._permissions.check(tx, run, opened.intent)
+                    await self._permissions.check(tx, run, opened)
                 if opened.scope is not None:
                     data = await opened.scope.before_intent(tx, opened.call)
                     opened = msgspec.structs.replace(

@@ -16,7 +16,7 @@ from perdure.harness.approval import (
     Permission,
     call_digest,
 )
-from perdure.harness.approval_rules import ApprovalRules, deciding, rules_of
+from perdure.harness.approval_rules import ApprovalRule, ApprovalRules, deciding, rules_of
 from perdure.harness.documents import ToolInput
 from perdure.harness.opened import OpenedCall, Refused
 from perdure.harness.scopes import TOOL_TASK, CallIntent
@@ -82,7 +82,7 @@ class Permissions:
     async def by_rule(self, opened: OpenedCall) -> Permission | None:
         """What a rule says; None: none decides. Raises Refused where one denies the call."""
         name, arguments = opened.tool.name, _arguments(opened.intent)
-        rule = deciding(rules_of(await self._session.snapshot(ApprovalRules)), name, arguments)
+        rule = _deciding(await self._session.snapshot(ApprovalRules), opened.tool, arguments)
         if rule is None:
             return None
         if rule.effect == "deny":
@@ -111,18 +111,18 @@ class Permissions:
             raise Refused("denied", f"The call was denied{f': {decision.reason}' if decision.reason else '.'}")
         return decision
 
-    async def check(self, tx: Transaction, run: Run[ToolInput, int | None, Any], intent: CallIntent) -> None:
+    async def check(self, tx: Transaction, run: Run[ToolInput, int | None, Any], opened: OpenedCall) -> None:
         """In the commit of a call's intent: what allows it is there still, and is about exactly these arguments.
 
         Raises Refused, and RuleGone.
         """
-        permission = intent.approval
+        permission = opened.intent.approval
         assert permission is not None, "asked of calls that were allowed"
-        name, arguments = run.input.name, _arguments(intent)
+        name, arguments = run.input.name, _arguments(opened.intent)
         if call_digest(name, arguments) != permission.digest:
             raise Refused("denied", NOT_A_DECISION)
         if permission.expires_at is None:
-            rule = deciding(rules_of(await tx.read(ApprovalRules)), name, arguments)
+            rule = _deciding(await tx.read(ApprovalRules), opened.tool, arguments)
             if rule is None or rule.id != permission.rule:
                 raise RuleGone
             return
@@ -141,6 +141,12 @@ def permission_of(asked: Asked, decision: Decision, tool: str, arguments: Mappin
     if digest != (decision.edited or asked.digest):
         raise Refused("denied", NOT_A_DECISION)
     return Permission(digest=digest, expires_at=asked.expires_at, by=decision.by, edited=decision.arguments is not None)
+
+
+def _deciding(document: ApprovalRules | None, tool: AnyTool, arguments: dict[str, JsonValue]) -> ApprovalRule | None:
+    """Raises InvalidArguments."""
+    rules = rules_of(document)
+    return deciding(rules, tool.name, arguments, tool.signature.taken(arguments)) if rules else None
 
 
 def _decision(value: JsonValue) -> Decision | None:

@@ -94,6 +94,13 @@ class ForeignSignature(Signature):
             raise InvalidArguments(problems)
         return {"arguments": arguments}
 
+    def taken(self, arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """With the defaults that the schema tells: the server makes the rest of it."""
+        properties = self._foreign.get("properties")
+        known = properties.items() if isinstance(properties, dict) else ()
+        defaults = {name: each["default"] for name, each in known if isinstance(each, dict) and "default" in each}
+        return {**defaults, **arguments}
+
     def _problems(self, arguments: dict[str, JsonValue]) -> list[str]:
         try:
             check_json(arguments, at="arguments")
