@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from mcp_kit import HttpWares, harness_with, log, result_of, results, until
+from mcp_types import HEADER_MISMATCH
 
 from perdure import HttpServer, McpError, mcp_extension
 from perdure.testing.model import call, say
@@ -188,6 +189,16 @@ async def test_what_an_ended_session_did_not_take_is_asked_again_in_a_new_one_h3
             assert (await result_of(server.extension, "w_ask")).text == "here"
     used = [each["mcp-session-id"] for each in seen if each["method"] == "tools/call"]
     assert len(set(used)) == 2
+
+
+async def test_a_call_whose_headers_are_those_of_an_older_listing_is_made_again_h387() -> None:
+    seen: list[dict[str, str]] = []
+    stale = {"error": {"code": HEADER_MISMATCH, "message": "header mismatch"}}
+    with by_hand(lambda n: (400, stale) if n == 1 else (200, HERE), seen) as url:
+        async with mcp_extension("w", HttpServer(url), replay="unsafe") as server:
+            assert (await result_of(server.extension, "w_ask")).text == "here"
+    methods = [each["method"] for each in seen]
+    assert methods[methods.index("tools/call") :] == ["tools/call", "tools/list", "tools/call"]
 
 
 async def test_an_answer_that_is_too_long_is_refused_h392(monkeypatch: pytest.MonkeyPatch) -> None:

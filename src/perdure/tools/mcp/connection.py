@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Literal, TypeVar
@@ -29,7 +30,7 @@ from pydantic import ValidationError
 from perdure import __version__
 from perdure.tools.mcp.http import Answered, answered, http_transport
 from perdure.tools.mcp.losses import CutOff, Loss, NotTaken, Refusal
-from perdure.tools.mcp.settings import HttpServer, Settings
+from perdure.tools.mcp.settings import HttpServer, McpError, Settings
 from perdure.tools.mcp.stdio import stdio_transport
 
 MAX_TOOLS: Final = 1_000
@@ -69,11 +70,16 @@ class Connection:
             return await send(self._session)
         except MCPError as error:
             if error.code == HEADER_MISMATCH:
-                await self._session.list_tools()  # the SDK makes the headers of what was listed last
+                with contextlib.suppress(McpError):
+                    await self.listing()  # the SDK makes the headers of what was listed last
                 raise NotTaken("its tools have changed") from None
             raise self._read(error, noted.status) from None
+        except TimeoutError:
+            raise CutOff("it did not take the request in time") from None
         except ValidationError:
             raise Refusal("what it answered is not of the form that the protocol has") from None
+        except RuntimeError:  # of the SDK, for an answer that asks for something first
+            raise Refusal("it asks for input of a person, which it is not given here") from None
         finally:
             answered.reset(token)
 
