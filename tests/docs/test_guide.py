@@ -32,6 +32,8 @@ SURVIVORS = [
     ("subagents.md", "edit.py", "edit.py"),
     ("subagents.md", "total.py", "total.py"),
     ("tools-and-replay.md", "charge.py", "charge.py"),
+    ("from-pi-durable.md", "count.py", "count.py"),
+    ("from-langgraph.md", "trip.py", "trip.py"),
 ]
 """A program that may be killed in place of any commit, and the one that then prints what its page shows last of it."""
 
