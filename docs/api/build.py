@@ -132,8 +132,9 @@ def described(face: str, name: str) -> str:
     parts = [f"## {name}", f"`from {face} import {name}`"]
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(each) for each in [*node.bases, *(kw.value for kw in node.keywords if False)])
-        parts.append(fenced([f"class {name}({bases})" if bases else f"class {name}"]))
-        parts.append(prose(ast.get_docstring(node) or ""))
+        made = constructor(node)
+        parts.append(fenced([f"class {name}({bases})" if bases else f"class {name}", *signatures(made, name)]))
+        parts += [prose(text) for text in (ast.get_docstring(node) or "", documented(made))]
         parts += members(found.module, node)
     elif isinstance(node, _FUNCTION):
         parts.append(fenced(signatures(found.nodes)))
@@ -162,7 +163,7 @@ def members(module: str, node: ast.ClassDef) -> Iterator[str]:
                 fields.append(f"{line}: {linked(' '.join(text.split()))}" if text else line)
         functions: dict[str, list[ast.stmt]] = {}
         for member in each.body:
-            if isinstance(member, _FUNCTION) and member.name not in seen and is_shown(member.name, own=each is node):
+            if isinstance(member, _FUNCTION) and member.name not in seen and not member.name.startswith("_"):
                 functions.setdefault(member.name, []).append(member)
         seen |= functions.keys()
         for name, nodes in functions.items():
@@ -185,8 +186,8 @@ def assigned(node: ast.stmt) -> str:
             return ast.unparse(node)
 
 
-def is_shown(name: str, *, own: bool) -> bool:
-    return not name.startswith("_") or (own and name == "__init__")
+def constructor(node: ast.ClassDef) -> tuple[ast.stmt, ...]:
+    return tuple(each for each in node.body if isinstance(each, _FUNCTION) and each.name == "__init__")
 
 
 def bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -204,16 +205,16 @@ def bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]
             yield from bases(found.module, above)
 
 
-def signatures(nodes: tuple[ast.stmt, ...]) -> list[str]:
-    """As written, without bodies; of a function with overloads, those."""
+def signatures(nodes: tuple[ast.stmt, ...], made: str = "") -> list[str]:
+    """As written, without bodies; of a function with overloads, those. ``made``: whose constructor it is."""
     functions = [node for node in nodes if isinstance(node, _FUNCTION)]
     overloads = [node for node in functions if "overload" in decorators(node)]
     lines: list[str] = []
     for node in overloads or functions[-1:]:
         kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
-        returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+        returns = "" if node.returns is None or made else f" -> {ast.unparse(node.returns)}"
         lines += [f"@{each}" for each in decorators(node) if each in ("property", "classmethod", "staticmethod")]
-        lines += wrapped(f"{kind} {node.name}", arguments(node.args), returns)
+        lines += wrapped(made or f"{kind} {node.name}", arguments(node.args), returns)
     return lines
 
 
@@ -267,7 +268,7 @@ def prose(text: str) -> str:
         lines = block.splitlines()
         if lines and all(line.startswith("    ") for line in lines):
             parts.append(fenced([line[4:] for line in lines]))
-        elif lines and all(re.match(r"[\w, ]+: |    |Args:", line) for line in lines):
+        elif lines and all(re.match(r"[a-z_]\w*(, [a-z_]\w*)*: |    |Args:", line) for line in lines):
             parts.append(listed(lines))
         elif lines:
             parts.append(linked("\n".join(lines)))

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from perdure.kernel.records import NULL, ROOT_CONVERSATION
+from perdure.kernel.session import Session
 from perdure.kernel.storage import Batch
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.faults import Fault
@@ -45,6 +46,37 @@ def test_a_program_that_submits_twice_after_a_crash_is_found_p5() -> None:
             await steps(session, range(2, 4))
 
     assert "entries: 4 instead of 3" in problems(explore(scenario(program)))
+
+
+def test_check_tells_what_failed_and_how_to_repeat_it_p7() -> None:
+    async def program(host: Host) -> None:
+        host.effect("charge")
+        async with open_session(host) as session:
+            await steps(session, range(1, 3))
+
+    found = explore(scenario(program, safe=frozenset({"charge"})))
+    with pytest.raises(AssertionError, match=r"runs failed\n(.*\n)*.*effect 'charge' took place 2 times") as raised:
+        found.check()
+    assert "replay: perdure crash --mode simulation --scenario planted" in str(raised.value)
+
+
+def test_check_does_not_pass_a_program_that_commits_nothing_p13() -> None:
+    async def program(host: Host) -> None:
+        async with Session.open(host.storage, clock=host.clock, entropy=host.entropy):
+            pass
+
+    found = explore(scenario(program))
+    assert not found.failures
+    with pytest.raises(AssertionError, match="commits nothing"):
+        found.check()
+
+
+def test_check_passes_what_went_well_p5() -> None:
+    async def program(host: Host) -> None:
+        async with open_session(host) as session:
+            await steps(session, range(1, 3))
+
+    explore(scenario(program)).check()
 
 
 def test_a_safe_effect_that_is_not_idempotent_is_found_p5() -> None:
