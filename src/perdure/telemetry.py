@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from time import perf_counter, time_ns
+from typing import TYPE_CHECKING
 
 from perdure import __version__
 from perdure.harness.messages import Usage
@@ -38,8 +39,11 @@ try:
     from opentelemetry import context as otel_context
     from opentelemetry import metrics, trace
     from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-except ImportError as missing:
-    raise ImportError("opentelemetry-api is not installed; pip install 'perdure[otel]'") from missing
+except (
+    ImportError
+):  # then OpenTelemetry() says so; the package can be looked through, as by help(perdure), all the same
+    if TYPE_CHECKING:
+        raise
 
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 
@@ -77,6 +81,8 @@ class OpenTelemetry:
         agent_name: str | None = None,
         sample_ratio: float = 1.0,
     ) -> None:
+        if "trace" not in globals():
+            raise ImportError("opentelemetry-api is not installed; pip install 'perdure[otel]'")
         if not 0 <= sample_ratio <= 1:
             raise ValueError(f"sample_ratio is between 0 and 1, not {sample_ratio}")
         self._tracer = trace.get_tracer("perdure", __version__, tracer_provider, SCHEMA)

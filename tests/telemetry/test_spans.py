@@ -441,7 +441,14 @@ def test_a_harness_loads_nothing_of_opentelemetry_h281() -> None:
     assert out.strip() == "[]"
 
 
+def test_without_the_extra_the_package_can_be_looked_through_all_the_same() -> None:
+    looked = "pydoc.render_doc(perdure)\nfrom perdure import *"
+    code = f"import sys, pydoc; sys.modules['opentelemetry'] = None\nimport perdure\n{looked}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_without_the_extra_it_says_what_to_install_h280() -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None\nimport perdure\nperdure.OpenTelemetry"
+    code = "import sys; sys.modules['opentelemetry'] = None\nimport perdure\nperdure.OpenTelemetry()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ImportError: opentelemetry-api is not installed; pip install 'perdure[otel]'" in done.stderr
