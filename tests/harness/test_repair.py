@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from perdure.harness.arguments import InvalidArguments
-from perdure.harness.repair import fits, json_in_text, repaired
+from perdure.harness.parse import CannotParse, parse_answer
+from perdure.harness.repair import fits, json_in_text, repaired, unfenced
 from perdure.harness.tool import tool
-from perdure.kernel.json import copy_json, decode_json
+from perdure.kernel.json import JsonValue, copy_json, decode_json
 
 
 class Place(BaseModel):
@@ -195,3 +196,72 @@ def test_a_schema_that_refers_to_itself_ends() -> None:
     for _ in range(100):
         value = {"t": value}
     assert repaired(value, tree) is value
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("```json\n{}\n```", "{}"),
+        ("```{}```", "{}"),
+        ("``` \n [1] \n\n```", "[1]"),
+        ("``````", ""),
+        ("```", "```"),
+        ("`````", "`````"),
+        ("```json\n{}", "```json\n{}"),
+        ("{} ```", "{} ```"),
+        ("see:\n```\n{}\n```", "see:\n```\n{}\n```"),
+    ],
+)
+def test_a_fence_is_around_the_whole_text_h321(text: str, inside: str) -> None:
+    assert unfenced(text) == inside
+
+
+@pytest.mark.parametrize(
+    "text", ["```" + " " * 100_000 + "x", "```" + "\n" * 100_000 + "x```y", "```" + "a" * 100_000, "``` " * 50_000]
+)
+def test_a_long_text_is_read_in_one_pass_h321(text: str) -> None:
+    """What backtracks over it takes hours."""
+    with pytest.raises(ValueError, match="Expecting value"):
+        json_in_text(text)
+    with pytest.raises(CannotParse):
+        parse_answer(text, list[int])
+
+
+EXPRESSION: Any = {
+    "$ref": "#/$defs/E",
+    "$defs": {
+        "E": {
+            "anyOf": [
+                *(
+                    {
+                        "type": "object",
+                        "properties": {
+                            "op": {"const": op},
+                            "args": {"type": "array", "items": {"$ref": "#/$defs/E"}},
+                        },
+                        "required": ["op", "args"],
+                    }
+                    for op in ("and", "or", "xor")
+                ),
+                {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+            ]
+        }
+    },
+}
+
+
+def expression(depth: int, n: JsonValue) -> JsonValue:
+    found: JsonValue = {"n": n}
+    for level in range(depth):
+        found = {"op": ("and", "or", "xor")[level % 3], "args": [found]}
+    return found
+
+
+def test_unions_below_one_another_take_bounded_time_h320() -> None:
+    """Each level multiplies: what is too much is left as it is."""
+    assert repaired(expression(5, "3"), EXPRESSION) == expression(5, 3)
+    wrong = expression(12, "no number")
+    assert repaired(wrong, EXPRESSION) is wrong
+    endless: Any = {"anyOf": [{"$ref": "#"}, {"$ref": "#"}], "const": 1}
+    assert repaired("x", endless) == "x"
+    assert fits("x", endless)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar, cast
 
 import msgspec
 
+from perdure.harness.repair import unfenced
 from perdure.kernel.errors import PerdureError
 
 T = TypeVar("T")
 
-_FENCED = re.compile(r"^```[a-zA-Z]*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 _MOST_WORDS = 2_000
 """Characters of what is wrong that the model is told."""
 
@@ -35,10 +34,7 @@ def parse_answer(text: str, kind: type[T]) -> T:
     """
     if kind is str:
         return text  # pyright: ignore[reportReturnType]  # T is str
-    text = text.strip()
-    fenced = _FENCED.match(text)
-    if fenced is not None:
-        text = fenced.group(1)
+    text = unfenced(text.strip())
     try:
         # What is asked for may be no class at all, such as list[int].
         if isinstance(cast("object", kind), type) and issubclass(kind, msgspec.Struct):

@@ -18,10 +18,14 @@ Schema: TypeAlias = dict[str, JsonValue]
 
 MAX_DEPTH: Final = 40
 """Levels of schema that are looked at; below that a value is left as it is."""
+MAX_STEPS: Final = 100_000
+"""Looks at a value by a schema that repairing one may take: unions below one another multiply. With more it is left
+as it is."""
 BOOLEANS: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 """By their texts in lower case."""
 
-_FENCE = re.compile(r"```(?:[A-Za-z0-9]*)[ \t]*\n?(?P<text>.*?)\n?\s*```", re.DOTALL)
+_FENCE = "```"
+_LANGUAGE = re.compile(r"[A-Za-z0-9]*")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[\]}])', re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?P<rest>\.\d{1,17})?(?:[eE][-+]?\d{1,3})?")
 
@@ -32,8 +36,7 @@ def json_in_text(text: str) -> JsonValue:
     text = text.strip()
     if not text:
         return {}
-    if (fenced := _FENCE.fullmatch(text)) is not None:
-        text = fenced["text"]
+    text = unfenced(text)
     try:
         value = _parsed(text)
     except ValueError as error:
@@ -43,6 +46,14 @@ def json_in_text(text: str) -> JsonValue:
             raise error from None
     check_json(value, at="arguments")
     return cast("JsonValue", value)
+
+
+def unfenced(text: str) -> str:
+    """What is inside a fence that is around a whole text, without the name of its language; else the text."""
+    if len(text) < 2 * len(_FENCE) or not (text.startswith(_FENCE) and text.endswith(_FENCE)):
+        return text
+    language = _LANGUAGE.match(text, len(_FENCE))
+    return text[len(_FENCE) if language is None else language.end() : -len(_FENCE)].strip()
 
 
 def _parsed(text: str) -> object:
@@ -63,18 +74,34 @@ def _without_last_commas(text: str) -> str:
 def repaired(value: JsonValue, schema: Schema) -> JsonValue:
     """The value with what is plainly mistaken put right. The value itself if there is nothing of the kind; never
     changed in place."""
-    return _Repair(schema).repaired(value, schema, 0)
+    try:
+        return _Repair(schema).repaired(value, schema, 0)
+    except _TooMuch:
+        return value
 
 
 def fits(value: JsonValue, schema: Schema) -> bool:
     """Whether a value is of the shape that a schema wants: its types, choices and keys. Bounds and patterns are not
-    looked at."""
-    return _Repair(schema).fits(value, schema, 0)
+    looked at, and a value that takes more than ``MAX_STEPS`` fits."""
+    try:
+        return _Repair(schema).fits(value, schema, 0)
+    except _TooMuch:
+        return True
+
+
+class _TooMuch(Exception):
+    """More steps than are taken."""
 
 
 class _Repair:
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self._steps = 0
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise _TooMuch
 
     # --- what a schema says ----------------------------------------------------------------------------------
 
@@ -86,7 +113,7 @@ class _Repair:
             if not isinstance(reference, str):
                 return schema
             found: JsonValue = self._root
-            for step in reference.removeprefix("#").strip("/").split("/"):
+            for step in filter(None, reference.removeprefix("#").split("/")):
                 found = found.get(step) if isinstance(found, dict) else None
             schema = found
         return {}
@@ -103,6 +130,7 @@ class _Repair:
         return ()
 
     def fits(self, value: JsonValue, schema: JsonValue, depth: int) -> bool:
+        self._step()
         if depth > MAX_DEPTH:
             return True
         schema = self._resolved(schema)
