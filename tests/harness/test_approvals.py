@@ -127,6 +127,18 @@ async def test_a_function_of_the_typed_arguments_says_which_calls_need_it_h84() 
         assert till.paid == ["a 1", "b 9"]
 
 
+async def test_what_a_function_does_to_its_question_does_not_run_h110() -> None:
+    @tool(requires_approval=lambda question: cast("list[str]", question.values["to"]).clear() is not None)
+    async def pay(to: list[str]) -> str:
+        """Pay some."""
+        return f"paid {', '.join(to)}"
+
+    async with opened(model(call("pay", to=["me"])), tools=(pay,)) as harness:
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert await results(root) == [(None, "paid me")]
+
+
 async def test_a_function_that_raises_counts_as_yes_and_is_reported_h300() -> None:
     def broken(_question: ApprovalQuestion) -> bool:
         raise ValueError("on purpose")

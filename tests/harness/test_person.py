@@ -225,6 +225,7 @@ async def test_one_key_is_one_question_h329() -> None:
         ("", {}),
         ("x" * 10_001, {}),
         ("Which?", {"expire_after_ms": 0}),
+        ("Which?", {"expire_after_ms": 2**63 - 1}),
         ("Which?", {"key": ""}),
         ("Which?", {"key": "k" * 999}),
     ],

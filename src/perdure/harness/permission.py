@@ -57,12 +57,13 @@ class Permissions:
         tool = opened.tool
         if self._policy.names(tool.name) or isinstance(tool.requires_approval, bool):
             return True
+        arguments = _arguments(opened.intent)
         question = ApprovalQuestion(
             id=run.id,
             conversation_id=run.conversation_id,
             tool=tool.name,
-            arguments=_arguments(opened.intent),
-            values=opened.values,
+            arguments=arguments,
+            values=tool.signature.values(arguments),  # of its own: what it does to them does not run
         )
         try:
             return tool.requires_approval(question) is not False

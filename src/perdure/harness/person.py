@@ -22,7 +22,7 @@ from perdure.harness.repair import Schema, fits, repaired
 from perdure.harness.tool import ToolError
 from perdure.kernel.context import Context
 from perdure.kernel.errors import PerdureError
-from perdure.kernel.json import JsonValue, check_json, copy_json, digest, encode_json
+from perdure.kernel.json import INT_MAX, JsonValue, check_json, copy_json, digest, encode_json
 from perdure.kernel.records import Completed, Failed, TaskRecord, from_raw, to_raw
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
@@ -197,7 +197,7 @@ def _check(text: str, schema: JsonValue, expire_after_ms: int, name: str) -> Non
         raise CallRefused(f"a question is a text of 1 to {MOST_WORDS} characters")
     if len(encode_json(schema)) > MOST_SCHEMA:
         raise CallRefused(f"the schema of an answer takes at most {MOST_SCHEMA} bytes")
-    if type(expire_after_ms) is not int or expire_after_ms <= 0:
+    if type(expire_after_ms) is not int or not 0 < expire_after_ms <= INT_MAX // 2:
         raise CallRefused(f"expire_after_ms is a positive number of milliseconds, not {expire_after_ms!r}")
     if not len(PREFIX) < len(name) <= MAX_NAME:
         raise CallRefused(f"a key is a text of 1 to {MAX_NAME - len(PREFIX)} characters")
