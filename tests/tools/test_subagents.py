@@ -25,7 +25,7 @@ from perdure.harness.messages import SystemMessage, ToolResultMessage, decode_me
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
 from perdure.harness.submission import Unanswered
-from perdure.harness.tool import ToolCall, tool
+from perdure.harness.tool import ToolCall, ToolResult, tool
 from perdure.storage.memory import MemoryStorage
 from perdure.tasks import NotStopped, WorkBlocked
 from perdure.testing.model import ScriptedModel, call, say
@@ -122,6 +122,39 @@ async def test_it_has_the_settings_that_are_configured_else_those_of_its_caller_
         first = request.messages[0]
         assert isinstance(first, SystemMessage)
         assert "Only read." in first.text
+
+
+async def test_without_tools_of_its_own_it_has_those_that_were_added_to_its_callers_h107_h347() -> None:
+    asked: list[ModelRequest] = []
+
+    async def pace(request: ModelRequest, event: int) -> None:
+        if not event:
+            asked.append(request)
+
+    @tool(replay="safe")
+    async def grow() -> ToolResult:
+        """Grow."""
+        return ToolResult("grown", add_tools=["look"])
+
+    script = {
+        "Ask.": [
+            call("grow"),
+            call("delegate", agent="any", prompt="Do."),
+            call("delegate", agent="less", prompt="Less."),
+            say("done"),
+        ],
+        "Do.": say("did"),
+        "Less.": say("less"),
+    }
+    agents = {"any": Subagent("does anything"), "less": Subagent("does less", tools=["grow"])}
+    delegate = subagent(agents, name="delegate")
+    async with opened(ScriptedModel(script, pace=pace), tools=(delegate, grow, look)) as harness:
+        root = await harness.root()
+        await root.set_agent(tools=["delegate", "grow"])
+        await (await root.submit("Ask.")).answer()
+        offered = {cast("Any", r.messages[-1]).text: {each.name for each in r.tools} for r in asked}
+        assert offered["Do."] == {"delegate", "grow", "look"}
+        assert offered["Less."] == {"grow"}
 
 
 @pytest.mark.parametrize("bad", [{}, {"": Subagent()}])

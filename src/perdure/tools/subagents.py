@@ -55,6 +55,7 @@ class Subagent:
             thinking=self.thinking or above.thinking,
             extensions=None if extensions is None else list(extensions),
             tools=None if tools is None else list(tools),
+            added_tools=list(above.added_tools) if self.tools is None else [],
             instructions=self.instructions,
             cwd=above.cwd,
             limits=LimitSettings() if self.limits is None else self.limits.settings(),
