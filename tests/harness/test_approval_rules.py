@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Annotated
+from datetime import date, datetime
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
@@ -24,10 +25,11 @@ from perdure.harness.approval_rules import (
 from perdure.harness.hooks import Block, HookCall, before_tool
 from perdure.harness.permission import Permissions
 from perdure.harness.registry import Extension
-from perdure.harness.tool import AnyTool, tool
+from perdure.harness.tool import AnyTool, ToolResult, tool
 from perdure.kernel.errors import NotFound
 from perdure.kernel.json import JsonValue
 from perdure.testing.model import call
+from perdure.tools.mcp.checking import ForeignSignature
 
 # --- pure ------------------------------------------------------------------------------------------------------
 
@@ -306,3 +308,29 @@ class Wiper:
             return "wiped"
 
         self.tool = wipe
+
+
+def test_what_has_no_json_is_as_it_was_written_h307() -> None:
+    class Odd:
+        pass
+
+    @tool
+    async def take(at: datetime, when: date = date(2026, 1, 2), odd: Annotated[Any, Odd()] = Odd(), n: int = 1) -> None:  # noqa: B008
+        """Take."""
+
+    assert take.signature.taken({"at": "2026-01-02T03:04:05+00:00", "n": "7"}) == {
+        "at": "2026-01-02T03:04:05Z",
+        "when": "2026-01-02",
+        "n": 7,
+    }
+
+
+def test_a_default_that_a_server_tells_counts_h307() -> None:
+    async def function(arguments: dict[str, JsonValue]) -> ToolResult:
+        return ToolResult(str(arguments))
+
+    schema: JsonValue = {"type": "object", "properties": {"force": {"default": True}, "n": {}, "any": True}}
+    taken = ForeignSignature(function, name="wipe", schema=schema).taken({"n": 1})
+    assert taken == {"force": True, "n": 1}
+    rule = ApprovalRule(tool="wipe", effect="deny", arguments={"force": ArgumentIs(True)})
+    assert deciding([ApprovalRule(tool="*"), rule], "wipe", {"n": 1}, taken) is rule

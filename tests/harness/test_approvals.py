@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.doubles import ManualClock
-from harness.kit import Commits, opened, rest
+from harness.kit import Commits, opened, rest, until
 from harness.test_tool_scopes import Environment
 from perdure.events import ApprovalDecided, ApprovalRequested, ToolEnd
 from perdure.harness.approval import ApprovalQuestion, ApprovalRefused, Approvals, RequiresApproval, call_digest
@@ -642,3 +642,24 @@ async def test_a_nested_call_is_asked_about_too_and_its_caller_waits_h109_h110()
         entry = next(e for e in await root.entries() if e.kind == TOOL_RESULT and e.by_task == first.task)
         (told,) = entry.data_as(ToolResultData).diagnostics
         assert '{"to":"ada","amount":3}' in told
+
+
+async def test_edited_arguments_by_mail_are_taken_up_once_the_tool_is_installed_h304() -> None:
+    till, storage, talk = Till(), MemoryStorage(), model(call("pay", to="me"))
+    async with opened(talk, storage=storage, tools=(till.tool,)) as harness:
+        await ask(harness)
+        asked = await the_one(harness)
+    body: JsonValue = {"task": asked.task, "allow": True, "digest": asked.digest, "arguments": {"to": "you"}}
+    mail = storage.post("approval", body, now=0)
+    later = storage.post("signal", {"task": 999, "name": "go"}, now=0)
+    async with opened(talk, storage=storage) as harness:
+        await until(lambda: later in storage._contents.replies)
+        assert mail not in storage._contents.replies
+        harness.registry.install(Extension("others", tools=[]))
+        await rest()
+        assert mail not in storage._contents.replies
+        harness.registry.install(Extension("late", tools=[till.tool]))
+        await until(lambda: mail in storage._contents.replies)
+        submission = await (await harness.root()).submit("Pay.", request_id="pay")
+        await submission.answer()
+        assert till.paid == ["you 1"]

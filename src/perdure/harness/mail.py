@@ -10,7 +10,7 @@ and one that was posted to a closed store is done at the next open.
 - ``signal``: ``{task, name, value}``; the answer is ``{first}``
 - ``answer``: ``{task, value}``, of a question; the answer is ``{first}``
 - ``approval``: ``{task, allow, digest, reason?, arguments?, by?}``, a decision; the answer is ``{first}``. One with
-  edited arguments is left for an opening that has the tool
+  edited arguments is left until the tool is installed, now or after a later opening
 - ``approval-rule``: ``{add: {tool, effect?, arguments?, only?, by?, note?}}`` or ``{remove: id}``; the answer is
   ``{id}``
 """
@@ -94,6 +94,9 @@ class Mailroom:
         }
         self._seen = 0
         """The newest request that was taken up."""
+        self._left: set[int] = set()
+        """Those that wait for a tool; looked at again when the registry has changed."""
+        self._retried: set[int] = set()
         self._again = False
         self._folding: asyncio.Task[None] | None = None
         self._aborting: set[asyncio.Task[None]] = set()
@@ -103,7 +106,14 @@ class Mailroom:
         session = self._harness.session
         session.on_stop(self._stop)
         session.storage.on_mail(self._arrived)
+        self._harness.registry.on_change(self._installed)
         self._arrived()
+
+    def _installed(self) -> None:
+        if self._left:
+            self._retried |= self._left
+            self._left.clear()
+            self._arrived()
 
     def _arrived(self) -> None:
         session = self._harness.session
@@ -118,6 +128,11 @@ class Mailroom:
         try:
             while self._again:
                 self._again = False
+                while self._retried:
+                    id = self._retried.pop()
+                    for mail in await session.storage.mail(after=id - 1, limit=1):
+                        if mail.id == id:
+                            await self._answer(mail)
                 while page := await session.storage.mail(after=self._seen, limit=PAGE):
                     for mail in page:
                         self._seen = mail.id
@@ -171,6 +186,7 @@ class Mailroom:
         record = harness.session.live.staged.get(wanted.task)
         asks = record is not None and asked_of(record) is not None
         if wanted.arguments is not None and record is not None and asks and missing_tool(harness, record):
+            self._left.add(mail.id)
             return
         async with harness.session.commit() as tx:
             first = await decide(harness, tx, wanted)
