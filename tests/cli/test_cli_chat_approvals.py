@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from chat_terminal import gates, short_folder
 from test_cli_chat import IDLE, Desk, count
 
-from perdure import Harness, SqliteStorage
-from perdure.cli.chat.questions import HOW, Questions, Reply, reply_of
+from perdure import Harness, MemoryStorage, SqliteStorage
+from perdure.cli.chat.questions import HOW, Question, Questions, Reply, answer, reply_of
 from perdure.cli.style import Line, rendered
 from perdure.events import ApprovalDecided, ApprovalRequested
+from perdure.harness.approval import ApprovalRefused
+from perdure.harness.approval_rules import ArgumentIs
 from perdure.harness.documents import LiveTool
+from perdure.harness.registry import Extension
+from perdure.harness.tool import tool
 from perdure.kernel.json import JsonValue
+from perdure.testing.model import ScriptedModel, call, calls, say
 
 ASKS = "? bash  waits for your word"
 
@@ -178,3 +184,30 @@ def test_several_questions_are_answered_in_their_order_and_told_once_h110() -> N
 )
 def test_what_answers_a_question_h110(text: str, reply: Reply | None) -> None:
     assert reply_of(text) == reply
+
+
+async def test_always_makes_a_rule_only_where_it_decides_h306() -> None:
+    @tool(requires_approval=True)
+    async def pay(to: str) -> str:
+        """Pay somebody."""
+        return f"paid {to}"
+
+    model = ScriptedModel([calls(call("pay", to="me"), call("pay", to="you")), say("done")])
+    async with Harness.open(MemoryStorage(), models=model, extensions=[Extension("till", tools=[pay])]) as harness:
+        submission = await (await harness.root()).submit("Pay.")
+        while len(asked := await harness.approvals()) < 2:
+            await asyncio.sleep(0)
+        mine, yours = [Question(each.task, each.tool, dict(each.arguments), each.digest) for each in asked]
+        with pytest.raises(ApprovalRefused, match="other_arguments"):
+            await answer(harness, replace(mine, digest="other"), Reply("always"))
+        first, second = await asyncio.gather(asked[0].deny(), answer(harness, mine, Reply("always")))
+        assert (first, _words(second)) == (True, "  it was decided already")
+        assert await harness.approval_rules() == []
+        assert "rule 1 allows exactly this" in _words(await answer(harness, yours, Reply("always")))
+        (rule,) = await harness.approval_rules()
+        assert (rule.tool, rule.arguments, rule.only) == ("pay", {"to": ArgumentIs("you")}, True)
+        await submission.answer()
+
+
+def _words(lines: list[Line]) -> str:
+    return "\n".join(rendered(each, "none") for each in lines)

@@ -10,7 +10,8 @@ from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.style import Line, line
 from perdure.cli.text import lines_of, one_line
 from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked
-from perdure.harness.approval_rules import ApprovalRule, ArgumentIs
+from perdure.harness.approval_rules import ApprovalRule, ArgumentIs, add_rule
+from perdure.harness.approvals import Wanted, decide
 from perdure.harness.documents import LiveTool
 from perdure.harness.harness import Harness
 from perdure.kernel.json import JsonValue
@@ -106,18 +107,19 @@ class Questions:
 
 
 async def answer(harness: Harness, question: Question, reply: Reply) -> list[Line]:
-    """Decide, and make the rule that ``always`` asks for. Raises what deciding raises."""
-    lines: list[Line] = []
-    if reply.word == "always" and isinstance(question.arguments, dict):
+    """Decide, and make the rule that ``always`` asks for, both or neither. Raises what deciding raises."""
+    wanted = Wanted(task=question.task, allow=reply.word != "no", digest=question.digest, reason=reply.reason, by=who())
+    async with harness.session.commit() as tx:
+        if not await decide(harness, tx, wanted):
+            return [line("  it was decided already", "dim")]
+        if reply.word != "always" or not isinstance(question.arguments, dict):
+            return []
         exact = {name: ArgumentIs(value) for name, value in question.arguments.items()}
-        rule = await harness.add_approval_rule(
-            ApprovalRule(tool=_literal(question.name), arguments={**exact}, only=True, by=who(), note="always")
+        rule = await add_rule(
+            tx, ApprovalRule(tool=_literal(question.name), arguments={**exact}, only=True, by=who(), note="always")
         )
-        words = f"  rule {rule.id} allows exactly this from now on; perdure approvals rules rm takes it back"
-        lines.append(line(words, "dim"))
-    allow = reply.word != "no"
-    first = await harness.decide(question.task, allow=allow, digest=question.digest, reason=reply.reason, by=who())
-    return lines if first else [*lines, line("  it was decided already", "dim")]
+    words = f"  rule {rule.id} allows exactly this from now on; perdure approvals rules rm takes it back"
+    return [line(words, "dim")]
 
 
 def _literal(name: str) -> str:
