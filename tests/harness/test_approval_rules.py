@@ -267,6 +267,8 @@ async def test_a_rule_that_denies_since_just_now_wins_over_one_that_allowed_h307
         ({"target": ArgumentIs("prod")}, {"target": " prod "}),
         ({"target": ArgumentBelow("prod")}, {"target": " prod/a"}),
         ({"count": ArgumentIs(7)}, {"target": "x"}),
+        ({"target": ArgumentIs(12345)}, {"target": "12345"}),
+        ({"count": ArgumentIs("3")}, {"target": "x", "count": 3}),
     ],
 )
 async def test_what_denies_looks_at_what_the_tool_takes_too_h307(

@@ -21,7 +21,7 @@ import msgspec
 from perdure.harness.approval import check_words
 from perdure.kernel.document import Document, field
 from perdure.kernel.errors import NotFound
-from perdure.kernel.json import JsonValue, check_json, same_json
+from perdure.kernel.json import JsonValue, check_json, encode_json, same_json
 from perdure.kernel.transaction import Transaction
 
 MOST_RULES: Final = 1_000
@@ -116,7 +116,7 @@ class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         taken = arguments if taken is None else taken
         if self.effect == "deny":
             return all(
-                any(name in given and pattern.fits(given[name]) for given in (arguments, taken))
+                any(name in given and _resembles(pattern, given[name]) for given in (arguments, taken))
                 for name, pattern in self.arguments.items()
             )
         return all(
@@ -180,6 +180,17 @@ def _check_text(text: object, what: str) -> None:
 def _normal(path: str) -> str:
     normal = posixpath.normpath(path)
     return normal[1:] if normal.startswith("//") else normal
+
+
+def _resembles(pattern: ArgumentPattern, value: JsonValue) -> bool:
+    """Whether what denies is meant: 5 and the text "5" are one then, whichever of them a rule or a model wrote."""
+    if pattern.fits(value):
+        return True
+    return isinstance(pattern, ArgumentIs) and _text_of(pattern.value) == _text_of(value)
+
+
+def _text_of(value: JsonValue) -> str:
+    return value if isinstance(value, str) else encode_json(_one_way(value)).decode()
 
 
 def _one_way(value: JsonValue) -> JsonValue:
