@@ -66,8 +66,15 @@ class ServerProcess:
                 await self._gone()
             finally:
                 self._transport.close()
-                assert self._guard.stdin is not None, "it was started with a pipe"
-                self._guard.stdin.close()
+                self._end_guard()
+
+    def _end_guard(self) -> None:
+        """Whatever cut the wait short: it was killed, so that waiting for it takes next to no time."""
+        assert self._guard.stdin is not None, "it was started with a pipe"
+        self._guard.kill()  # nothing happens if its end was seen
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(GRACE_S)
+        self._guard.stdin.close()
 
     async def _gone(self) -> None:
         """Both were killed; not waited for in a thread, all of which tools may hold."""
