@@ -39,8 +39,14 @@ LINGER_S: Final = 60.0
 class ViewFrame(Frame[ConversationView], frozen=True, kw_only=True):
     """A view after one commit, and what led to it from the frame before."""
 
-    cursor: str
-    """What comes after it: ``conversation.watch(after=frame.cursor)``."""
+    stream: Stream
+    number: int
+    """Its place among the frames of the stream."""
+
+    @property
+    def cursor(self) -> str:
+        """What comes after it: ``conversation.watch(after=frame.cursor)``."""
+        return self.stream.cursor(self.seq, self.number)
 
 
 class ViewWatch(Watch[ConversationView]):
@@ -64,8 +70,9 @@ class ViewWatch(Watch[ConversationView]):
     @override
     async def __anext__(self) -> ViewFrame:
         frame = await super().__anext__()
-        cursor = self._stream.cursor(frame.seq, self.number)
-        return ViewFrame(frame.seq, frame.value, frame.shared_ops, frame.values, cursor=cursor)
+        if isinstance(frame, ViewFrame):  # as all who watch share it
+            return frame
+        return ViewFrame(frame.seq, frame.value, None, frame.values, stream=self._stream, number=self.number)
 
 
 class Room:
@@ -160,7 +167,8 @@ class Room:
         self.view, ops = advance(before, entries, changes)
         if not ops:
             return
-        self.values.publish(Frame(settled.seq, self.view, ops, settled.values))
+        number = self.values.newest.number + 1
+        self.values.publish(ViewFrame(settled.seq, self.view, ops, settled.values, stream=self._frames, number=number))
         events: Sequence[Event] = ()
         if self._heard:
             batch = settled.batch
