@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,9 +11,8 @@ from durable_kit import World, go
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.tool import tool
-from perdure.spaces.errors import SpaceUnavailable
+from perdure.kernel.errors import SessionFailed
 from perdure.spaces.local import LocalSpaces
-from perdure.spaces.space import Space
 from perdure.testing.model import call, calls
 
 WORLDS: dict[str, World] = {}
@@ -83,23 +82,42 @@ async def test_readers_at_once_take_the_space_once_s146(world: World) -> None:
         await world.check()
 
 
-class LostAsItIsOpened(LocalSpaces):
-    """Every other time it cannot say more than that the Space is not there."""
-
-    times = 0
-
-    async def open(self, name: str, *, workspace: str | os.PathLike[str] | None = None) -> Space:
-        self.times += 1
-        if self.times % 2 == 0:
-            raise SpaceUnavailable("its folder went away while its daemon was started")
-        return await super().open(name, workspace=workspace)
-
-
 async def test_a_space_that_is_lost_as_it_is_opened_is_opened_again_s149(world: World) -> None:
-    world.spaces = LostAsItIsOpened(world.folder / "spaces")
-    async with world.open(call("bash", command="echo kept > kept")) as harness:
+    """Twice in a row: by a signal to its daemon before that serves, and by a folder that goes away."""
+    starts = world.folder / "starts"
+    python = world.folder / "python"
+    python.write_text(
+        f"""#!/bin/sh
+echo >> {starts}
+case $(wc -l < {starts}) in
+2) kill -9 $$ ;;
+3) mv {world.folder}/spaces/one {world.folder}/lost; exec {sys.executable} "$@" ;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    world.spaces = LocalSpaces(world.folder / "spaces", python=str(python))
+    first = call("bash", command="echo kept > kept")
+    async with world.open(first, call("peeks", folder=str(world.folder)), tools=(peeks,)) as harness:
         assert await go(harness) == "done"
+        assert len(starts.read_text()) == 4, "the first, the killed, the lost, and one that served"
         assert world.lines("kept") == ["kept"]
-        assert world.spaces.times > 1
+        assert await world.recovered() == ["restored"]
         await world.check()
+
+
+async def test_a_daemon_that_always_dies_as_it_starts_fails_the_session_s149(world: World) -> None:
+    """With what there is to know; the next open finds everything."""
+    python = world.folder / "python"
+    python.write_text(f'#!/bin/sh\n[ -e {world.folder}/killed ] && kill -9 $$\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    world.spaces = LocalSpaces(world.folder / "spaces", python=str(python))
+    async with world.open(call("hides", folder=str(world.folder)), tools=(hides,)) as harness:
+        with pytest.raises(SessionFailed, match=r"lost 6 times in a row, .* by signal 9 \(Killed\), before it served"):
+            await go(harness)
     world.spaces = LocalSpaces(world.folder / "spaces")
+    async with world.open(call("hides", folder=str(world.folder)), tools=(hides,)) as harness:
+        assert await go(harness) == "done"
+        assert await world.results() == [(None, "x")]
+        await world.check()

@@ -179,6 +179,26 @@ async def test_what_a_log_belonged_to_is_not_made_anew(tmp_path: Path) -> None:
     await line.storage.close()
 
 
+async def test_a_store_that_is_made_while_it_is_looked_for_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K168: its log was there the moment after the store was not, since another process made both in between."""
+    path, later = tmp_path / "store.db", tmp_path / "later.db"
+    line = await opened(later)
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    islink = os.path.islink
+
+    def made_now(name: str) -> bool:
+        for end in ("", "-wal"):
+            (tmp_path / f"later.db{end}").rename(tmp_path / f"store.db{end}")
+        monkeypatch.setattr(sqlite_header.os.path, "islink", islink)
+        return islink(name)
+
+    monkeypatch.setattr(sqlite_header.os.path, "islink", made_now)
+    assert sqlite_header.examine(str(path))
+    await line.storage.close()
+
+
 @pytest.mark.parametrize("text", [b"hello", b"SQLite format 2\x00" + b"x" * 200, b"\x00" * 5000])
 async def test_a_foreign_file_is_refused(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(text)

@@ -29,7 +29,8 @@ class NobodyListens(SpaceUnavailable):
 
 
 class SpaceNotReady(SpaceUnavailable):
-    """It may be otherwise in a moment: too many are connected, or the daemon ended while it was greeted."""
+    """It may be otherwise in a moment: too many are connected, or the daemon or the whole Space went away just while it
+    was opened or greeted."""
 
 
 class SpaceUnauthorized(SpaceUnavailable):

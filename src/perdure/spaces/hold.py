@@ -16,7 +16,6 @@ from perdure.spaces.errors import (
 )
 from perdure.spaces.link import ClientLimits
 from perdure.spaces.provider import SpaceProvider
-from perdure.spaces.space import Space
 from perdure.spaces.wire import Advanced, ExecKey, Fence, ImageRecord, Status
 
 _LIMITS = ClientLimits(connect_s=0.5)
@@ -76,23 +75,16 @@ class Hold:
             await client.aclose()
 
     async def _connect(self) -> SpaceClient:
-        """A client of the Space as it is now."""
-        address = (await self._opened()).address
-        if self.client is not None and self.client.address != address:
-            await self.close()
-        if self.client is None:
-            try:
-                self.client = await SpaceClient.connect(address, limits=_LIMITS)
-            except (NobodyListens, SpaceNotReady) as error:
-                raise SpaceConnectionLost("closed", str(error)) from error
-        return self.client
-
-    async def _opened(self) -> Space:
-        """The provider's. One that was lost just while it was opened is opened once more, as a new one."""
+        """A client of the Space as it is now. One that goes away just while it is opened was lost, like any other."""
         try:
-            return await self._provider.open(self._name)
-        except SpaceUnavailable:
-            return await self._provider.open(self._name)
+            address = (await self._provider.open(self._name)).address
+            if self.client is not None and self.client.address != address:
+                await self.close()
+            if self.client is None:
+                self.client = await SpaceClient.connect(address, limits=_LIMITS)
+        except (NobodyListens, SpaceNotReady) as error:
+            raise SpaceConnectionLost("closed", str(error)) from error
+        return self.client
 
     def _stands_above(self, fence: Fence | None) -> bool:
         """Whether this log's epoch has to rise above the Space's first: the Space was another log's, or this one's

@@ -100,8 +100,9 @@ class LocalSpaces:
         """The Space of this name with its daemon running, made if there is none or its folder is gone.
 
         ``workspace``: a directory of the user's that the Space works in; None: one of its own, or the one it was made
-        with. Raises SpaceUnavailable; SpaceMisplaced if the workspace overlaps another Space's or the place where
-        Spaces are kept (rule S108); ValueError for a name that is none.
+        with. Raises SpaceUnavailable; SpaceNotReady, where the daemon or the Space went away just then and opening it
+        again may do; SpaceMisplaced if the workspace overlaps another Space's or the place where Spaces are kept (rule
+        S108); ValueError for a name that is none.
         """
         given = None if workspace is None else _real(workspace)
         if not await self._known(name):  # Before anything is made, here or in the directory of somebody else.
@@ -179,7 +180,9 @@ class LocalSpaces:
         try:
             return await self._threads.call(function, *args, **kwargs)
         except OSError as error:
-            raise SpaceUnavailable(
+            # A folder that is gone was most likely moved away in between; then another is made next time.
+            kind = SpaceNotReady if isinstance(error, FileNotFoundError) else SpaceUnavailable
+            raise kind(
                 f"the Spaces in {self._directory} cannot be used: {error.strerror or error}"
                 + (f" ({error.filename})" if error.filename else "")
             ) from error
@@ -216,7 +219,18 @@ class LocalSpaces:
             os.close(lock)
 
     async def _running(self, folder: Folder, record: Record) -> Space:
-        """The Space with a daemon that answers; one is started if nobody listens."""
+        """The Space with a daemon that answers; one is started if nobody listens. Raises SpaceUnavailable, also
+        (SpaceNotReady) if the Space was lost meanwhile."""
+        try:
+            return await self._served(folder, record)
+        except SpaceUnavailable as error:
+            if not isinstance(error, SpaceNotReady) and await self._call(folder.find, record) is None:
+                raise SpaceNotReady(
+                    f"the Space {folder.name} was lost while it was opened; open it again, to make another"
+                ) from error
+            raise
+
+    async def _served(self, folder: Folder, record: Record) -> Space:
         address = SpaceAddress(
             name=folder.name,
             generation=record.generation,

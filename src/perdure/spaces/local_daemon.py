@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -17,11 +18,13 @@ import msgspec
 
 from perdure.spaced import SPACED
 from perdure.spaces.connection import MAX_SUN_PATH
-from perdure.spaces.errors import SpaceUnavailable
+from perdure.spaces.errors import SpaceNotReady, SpaceUnavailable
 from perdure.spaces.local_folder import Folder, Record
 
 ContainmentChoice: TypeAlias = Literal["auto", "cgroup2", "cgroup1", "none"]
 _MAX_LINE = 65536
+_END_S = 1.0
+"""Between the end of a daemon's output and its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,8 @@ class _Serves(msgspec.Struct, frozen=True):
 
 
 def start(folder: Folder, record: Record, options: DaemonOptions) -> int:
-    """Start a daemon and wait until it serves; its pid. Raises SpaceUnavailable with what it says."""
+    """Start a daemon and wait until it serves; its pid. Raises SpaceUnavailable with what it says, SpaceNotReady if
+    somebody ended it first."""
     python = options.python or sys.executable
     if not python:
         raise SpaceUnavailable("this process does not know its Python; give LocalSpaces python=")
@@ -96,7 +100,12 @@ def _served(process: subprocess.Popen[bytes], folder: Folder, seconds: float) ->
     try:
         return msgspec.json.decode(line, type=_Serves).pid
     except msgspec.MsgspecError:
-        said = _last_line(folder.log)
+        said, ended_by = _last_line(folder.log), _signal(process)
+        if not said and ended_by is not None:
+            raise SpaceNotReady(
+                f"the daemon of the Space {folder.name} was ended from outside, by {ended_by}, before it served"
+            ) from None
+        said = said or "it ended without a word"
         raise SpaceUnavailable(f"the daemon of the Space {folder.name} could not start: {said}") from None
 
 
@@ -117,7 +126,20 @@ def _line(descriptor: int, deadline: float) -> bytes | None:
     return line
 
 
+def _signal(process: subprocess.Popen[bytes]) -> str | None:
+    """What ended a process that has closed its output; None: it ended by itself, or lives on."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        number = -process.wait(_END_S)
+        if number > 0:
+            return f"signal {number} ({signal.strsignal(number)})"
+    return None
+
+
 def _last_line(path: str) -> str:
-    with open(path, "rb") as file:
-        lines = file.read(_MAX_LINE).decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:2000] if lines else "it ended without a word"
+    """Empty if there is none, or no file: the folder may be gone by now."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(_MAX_LINE).decode("utf-8", "replace").strip().splitlines()
+    except FileNotFoundError:
+        lines = []
+    return lines[-1][:2000] if lines else ""

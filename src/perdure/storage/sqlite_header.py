@@ -55,6 +55,8 @@ def examine(path: str) -> bool:
             raise StorageError(f"{path} is a link to nowhere; remove it or restore what it names") from None
         for log in (f"{path}-wal", f"{path}-journal"):
             if os.path.exists(log):  # SQLite would play it into whatever is made here
+                if os.path.lexists(path):  # somebody has made the store since it was not found
+                    return examine(path)
                 raise StorageCorrupt(
                     f"{path} is gone, but its log {log} is there; put the file back beside it, or remove the log to "
                     "begin a new store"

@@ -15,7 +15,7 @@ from perdure.testing.campaign.nursery import Nursery
 from perdure.testing.campaign.script import Kind, Script, Tree
 from perdure.testing.campaign.tally import Tally
 from perdure.testing.campaign.watch import Stand
-from perdure.testing.campaign.world import Process, Stuck, World
+from perdure.testing.campaign.world import Process, Stuck, World, until
 
 MAX_LIVES: Final = 60
 """A run that needs more does not come to its end."""
@@ -106,6 +106,15 @@ class Play:
             self.tally.faults["gave_up"] += 1
             return
         raise Stuck(f"the driver ended by itself, with {status}: {life.failure}")
+
+    def until_line(self, what: str, line: str) -> None:
+        """Wait until the work wrote the line. Raises Stuck, at once where the driver ends before."""
+        until(what, lambda: line in self.world.lines() or self.life.ended())
+        if line not in self.world.lines():
+            while self.life.next() is not None:
+                pass
+            self.died(self.life)
+            raise Stuck(f"the driver ended before it came to this: {what}")
 
     def _count_end(self, life: Process) -> int:
         known = life.status

@@ -305,7 +305,7 @@ def _cut_off(play: Play, kind: Kind) -> None:
     """The driver is killed while the command waits for its gate."""
     play.begin()
     line = f"step {TARGET} begins" if kind == "slow" else f"step {TARGET} goes on"
-    until("the command waits", lambda: line in play.world.lines())
+    play.until_line("the command waits", line)
     play.kill()
 
 

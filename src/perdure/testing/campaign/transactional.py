@@ -184,7 +184,7 @@ def _waits(play: Play, blow: Blow) -> bool:
     if not reached(play, lambda event: event.get("at") in _BEGINS, number):
         return False
     line = f"step {number} begins" if blow.step.kind == "slow" else f"step {number} goes on"
-    until(f"the command of step {number} waits", lambda: line in play.world.lines())
+    play.until_line(f"the command of step {number} waits", line)
     return True
 
 
