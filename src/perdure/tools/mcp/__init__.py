@@ -3,5 +3,5 @@
 ``server`` has the object that a host opens, and ``keeper`` what keeps a connection for it; ``connection`` is one of
 these, over ``stdio`` (with a ``process``) or ``http``. ``mirror`` makes tools of what a server lists, ``checking``
 checks arguments and results, ``content`` reads answers, ``calls`` says what becomes of a call whose connection is lost.
-Only ``server``, ``keeper``, ``losses`` and ``settings`` may be imported where the extra is not installed.
+Only ``server``, ``keeper``, ``losses``, ``process`` and ``settings`` may be imported where the extra is not installed.
 """

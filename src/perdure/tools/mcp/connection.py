@@ -135,7 +135,7 @@ async def connected(
     if isinstance(settings.server, HttpServer):
         transport = http_transport(settings.server, settings.timeout_ms)
     else:
-        transport = stdio_transport(settings.server, loss)
+        transport = stdio_transport(settings.server, settings.start, loss)
     client = Client(
         transport,
         mode=mode,

@@ -14,12 +14,51 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 GRACE_S: Final = 2
 """Seconds that a server has to end once its input is closed, and again after SIGTERM."""
 LOOK_S: Final = 0.002
 GUARD: Final = f'trap "" TERM INT HUP; read -r _; sleep {GRACE_S}; kill -KILL 0'
+
+
+class Input(Protocol):
+    """What a server reads."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None:
+        """Raises OSError once nobody reads it any more."""
+        ...
+
+
+class Program(Protocol):
+    """A server that was started: all that is used of it."""
+
+    @property
+    def stdin(self) -> Input: ...
+    @property
+    def stdout(self) -> asyncio.StreamReader: ...
+    @property
+    def exited(self) -> asyncio.Event: ...
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or less than 0: the signal that killed it. None while it runs."""
+        ...
+
+    async def end(self) -> None:
+        """End it, whatever it does."""
+        ...
+
+
+class Start(Protocol):
+    """Starts a server. A simulation, which has no processes, brings another than ``start``."""
+
+    async def __call__(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str | Path | None, stderr: int | None, limit: int
+    ) -> Program:
+        """``limit``: the bytes of the longest line that is read of it. Raises OSError."""
+        ...
 
 
 class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
@@ -50,7 +89,6 @@ class ServerProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, or less than 0: the signal that killed it. None while it runs."""
         return self._transport.get_returncode()
 
     async def end(self) -> None:

@@ -65,9 +65,7 @@ def mcp_extension(
         raise TypeError("include and exclude are lists of names")
     if timeout_ms <= 0 or connect_timeout_ms <= 0:
         raise ValueError("timeout_ms and connect_timeout_ms must be positive")
-    for package in ("mcp", "jsonschema_rs"):
-        if find_spec(package) is None:
-            raise McpMissing(f"{package} is not installed; pip install 'perdure[mcp]'")
+    require_extra()
     settings = Settings(
         name=name,
         server=server,
@@ -81,6 +79,13 @@ def mcp_extension(
         output=OutputLimits(keep="head") if output is None else output,
     )
     return McpServer(Keeper(settings, required=required))
+
+
+def require_extra() -> None:
+    """Raises McpMissing without the extra."""
+    for package in ("mcp", "jsonschema_rs"):
+        if find_spec(package) is None:
+            raise McpMissing(f"{package} is not installed; pip install 'perdure[mcp]'")
 
 
 class McpServer:

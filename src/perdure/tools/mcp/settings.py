@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from perdure.harness.output import OutputLimits
 from perdure.harness.tool import ReplayPolicy
 from perdure.kernel.errors import PerdureError
+from perdure.tools.mcp.process import Start, start
 
 LEAST_SECRET: Final = 8
 """Characters of the shortest value of an environment or a header that is kept out of errors: shorter ones are flags and
@@ -98,6 +99,7 @@ class Settings:
     timeout_ms: int
     connect_timeout_ms: int
     output: OutputLimits
+    start: Start = start
 
     def wants(self, name: str) -> bool:
         return name not in self.exclude and (self.include is None or name in self.include)

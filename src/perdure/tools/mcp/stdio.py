@@ -18,7 +18,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from perdure.tools.mcp.losses import Loss
-from perdure.tools.mcp.process import ServerProcess, start
+from perdure.tools.mcp.process import Program, Start
 from perdure.tools.mcp.settings import StdioServer
 
 MAX_MESSAGE: Final = 32 * 1024 * 1024
@@ -32,7 +32,7 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 
 @asynccontextmanager
-async def stdio_transport(server: StdioServer, loss: Loss) -> AsyncGenerator[Streams, None]:
+async def stdio_transport(server: StdioServer, start: Start, loss: Loss) -> AsyncGenerator[Streams, None]:
     """Start the server; it ends with the block. Why its output ended is told to ``loss``. Raises OSError."""
     process = await start(
         server.command,
@@ -60,9 +60,7 @@ async def stdio_transport(server: StdioServer, loss: Loss) -> AsyncGenerator[Str
                 stream.close()
 
 
-async def _read(
-    process: ServerProcess, to_session: MemoryObjectSendStream[SessionMessage | Exception], loss: Loss
-) -> None:
+async def _read(process: Program, to_session: MemoryObjectSendStream[SessionMessage | Exception], loss: Loss) -> None:
     lines = asyncio.create_task(_read_lines(process.stdout, to_session))
     exit = asyncio.create_task(process.exited.wait())
     try:
@@ -107,7 +105,7 @@ async def _read_lines(
 
 
 async def _write(
-    process: ServerProcess,
+    process: Program,
     from_session: MemoryObjectReceiveStream[SessionMessage],
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     loss: Loss,
