@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from harness.kit import opened, rest
 from harness.test_approvals import Killed, Till, ask, model, results, the_one
@@ -122,6 +122,10 @@ def test_a_rule_that_denies_wins_and_else_the_oldest_decides_h307(rules: list[Ap
     "wrong",
     [
         {"tool": ""},
+        {"tool": 7},
+        {"only": 1},
+        {"arguments": None},
+        {"arguments": {7: ArgumentIs(1)}},
         {"effect": "maybe"},
         {"note": "x" * 3_000},
         {"by": 7},
@@ -269,6 +273,10 @@ async def test_a_rule_that_denies_since_just_now_wins_over_one_that_allowed_h307
         ({"count": ArgumentIs(7)}, {"target": "x"}),
         ({"target": ArgumentIs(12345)}, {"target": "12345"}),
         ({"count": ArgumentIs("3")}, {"target": "x", "count": 3}),
+        ({"count": ArgumentMatches("3*")}, {"target": "x", "count": 31}),
+        ({"force": ArgumentMatches("t*")}, {"target": "x", "force": True}),
+        ({"target": ArgumentBelow(".")}, {"target": ""}),
+        ({"target": ArgumentBelow(".")}, {"target": "  "}),
     ],
 )
 async def test_what_denies_looks_at_what_the_tool_takes_too_h307(
@@ -292,6 +300,29 @@ async def test_what_allows_wants_what_the_tool_takes_to_fit_too_h306(target: str
         await (await the_one(harness)).allow()
         await submission.answer()
         assert wiper.wiped == [f"{target.strip()} False 7"]
+
+
+async def test_arguments_that_no_longer_fit_when_rules_are_asked_end_the_call_h86() -> None:
+    """Such as a day that has to be to come, at midnight."""
+    looks = 0
+
+    def until_the_third(text: str) -> str:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise ValueError("too late")
+        return text
+
+    @tool(requires_approval=True)
+    async def book(day: Annotated[str, AfterValidator(until_the_third)]) -> str:
+        """Book a day."""
+        return day
+
+    async with opened(model(call("book", day="today")), tools=(book,)) as harness:
+        await harness.add_approval_rule(ApprovalRule(tool="book"))
+        submission, root = await ask(harness)
+        await submission.answer()
+        assert [code for code, _ in await results(root)] == ["invalid_arguments"]
 
 
 class Wiper:

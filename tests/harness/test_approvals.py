@@ -139,9 +139,10 @@ async def test_what_a_function_does_to_its_question_does_not_run_h110() -> None:
         assert await results(root) == [(None, "paid me")]
 
 
-async def test_a_function_that_raises_counts_as_yes_and_is_reported_h300() -> None:
+@pytest.mark.parametrize("error", [ValueError("on purpose"), SystemExit(3)])
+async def test_a_function_that_raises_counts_as_yes_and_is_reported_h300(error: BaseException) -> None:
     def broken(_question: ApprovalQuestion) -> bool:
-        raise ValueError("on purpose")
+        raise error
 
     till, reports = Till(requires_approval=broken), []
     async with opened(model(call("pay", to="me")), tools=(till.tool,), reports=reports) as harness:

@@ -227,6 +227,12 @@ def test_a_long_text_is_read_in_one_pass_h321(text: str) -> None:
         parse_answer(text, list[int])
 
 
+def test_a_text_without_its_end_is_read_in_one_pass_h321() -> None:
+    """Each of its quotation marks could be taken for the beginning of another text."""
+    with pytest.raises(ValueError, match="Unterminated string"):
+        json_in_text('{"a": "' + '\\"' * 100_000)
+
+
 EXPRESSION: Any = {
     "$ref": "#/$defs/E",
     "$defs": {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from typing import Annotated
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from perdure.harness.tool import InvalidArguments, tool
 
@@ -108,3 +110,12 @@ def test_a_function_fills_in_its_own_defaults() -> None:
 
     assert with_default.signature.values({}) == {}
     assert with_default.signature.values({"a": 2}) == {"a": 2}
+
+
+def test_a_check_that_would_end_the_process_is_told_as_a_problem_h86() -> None:
+    @tool
+    async def leave(when: Annotated[str, AfterValidator(sys.exit)]) -> None:
+        """Leave."""
+
+    with pytest.raises(InvalidArguments, match="tried to end the process"):
+        leave.signature.read(msgspec.Raw(b'{"when": "now"}'))

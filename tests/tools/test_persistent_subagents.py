@@ -206,6 +206,36 @@ async def test_a_stop_ends_what_goes_on_and_what_is_queued_and_tells_nobody_h165
         assert await inputs(root) == ["Begin.", "Tell."]
 
 
+async def test_what_is_said_to_one_that_is_being_stopped_ends_with_it_h357() -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @tool(replay="safe")
+    async def dig() -> str:
+        """Dig, and take time to stop."""
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await leave.wait()
+        return ""
+
+    script = {**SCRIPT, "Work.": [call("dig"), say("dug")]}
+    async with opened(ScriptedModel(script), tools=(*TOOLS, dig)) as harness:
+        root = await harness.root()
+        await ask(root, "Begin.")
+        await entered.wait()
+        (there,) = root.subagents()
+        stopping = asyncio.ensure_future(root.stop_subagent(there.id))
+        await rest()
+        late = await harness.handle(there.conversation).submit("Again.")
+        assert await late.status() == "queued"
+        leave.set()
+        await stopping
+        assert (await late.wait()).reason == "aborted"
+        await harness.idle(background=True)
+        assert not harness.session.live.settled
+
+
 @pytest.mark.parametrize("background", [False, True])
 async def test_an_abort_of_the_parent_stops_at_it_unless_it_is_told_to_cross_h165(background: bool) -> None:
     storage, _ = await held(MemoryStorage())

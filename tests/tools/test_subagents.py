@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from harness.kit import Hold, kinds, live, opened, rest, until
+from harness.kit import Hold, Note, kinds, live, opened, rest, until
 from harness.test_tool_scopes import Environment
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import TOOL_RESULT
@@ -24,7 +24,7 @@ from perdure.harness.limits import Limits
 from perdure.harness.messages import SystemMessage, ToolResultMessage, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
-from perdure.harness.submission import Unanswered
+from perdure.harness.submission import Submission, Unanswered
 from perdure.harness.tool import ToolCall, ToolResult, tool
 from perdure.storage.memory import MemoryStorage
 from perdure.tasks import NotStopped, WorkBlocked
@@ -257,6 +257,45 @@ async def test_an_abort_is_done_only_when_the_child_agent_has_stopped_h162() -> 
         assert codes == ["aborted"]
         (asked,) = await harness.session.submissions(conversation_id=below.id)
         assert (asked.status, asked.reason) == ("unanswered", "aborted")
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_what_waits_in_a_childs_conversation_ends_with_the_call_h357(reopened: bool) -> None:
+    """Nobody could begin it any more: whoever waits for it would wait for ever."""
+    entered, storage = asyncio.Event(), MemoryStorage()
+
+    @tool(name="look", replay="safe")
+    async def slow() -> str:
+        """Look for ever."""
+        entered.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with opened(ScriptedModel(SCRIPT), storage=storage, tools=(subagent(), slow)) as harness:
+        root = await harness.root()
+        await root.submit("Ask.")
+        await entered.wait()
+        below = await child(harness)
+        said = await below.submit("And more.")
+        noted = await below.write(Note(text="by the way"))
+        if not reopened:
+            await ended_with_the_call(harness, said, noted)
+            return
+        storage = storage.snapshot()
+    async with opened(ScriptedModel(SCRIPT), storage=storage, tools=(subagent(), slow)) as harness:
+        await ended_with_the_call(harness, await harness.submission(said.id), await harness.submission(noted.id))
+
+
+async def ended_with_the_call(harness: Harness, said: Submission, noted: Submission) -> None:
+    root = await harness.root()
+    await root.abort()
+    ended = await said.wait()
+    assert (ended.reason, ended.detail) == ("aborted", "what the conversation belongs to has ended")
+    assert await noted.status() == "done"
+    assert "app.note" in await kinds(said.conversation)
+    inspection = await harness.inspect()
+    assert (inspection.tasks, inspection.queued, inspection.placed) == ([], [], [])
+    await said.conversation.delete()
 
 
 async def test_a_child_that_does_not_stop_is_named_by_the_abort_h162() -> None:

@@ -90,8 +90,13 @@ class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """When it was stored; ms UTC."""
 
     def __post_init__(self) -> None:
-        if not self.tool:
-            raise ValueError("a rule names a tool, or a pattern of tools' names")
+        _check_text(self.tool, "tool")
+        if type(self.only) is not bool:
+            raise TypeError(f"only is True or False, not {self.only!r}")
+        if type(self.arguments) is not dict or not all(type(name) is str for name in self.arguments):
+            raise TypeError(
+                f"arguments are given by name, as {{'path': ArgumentBelow('notes')}}, not {self.arguments!r}"
+            )
         if self.effect not in ("allow", "deny"):
             raise ValueError(f"a rule's effect is 'allow' or 'deny', not {self.effect!r}")
         check_words(self.by, "by")
@@ -183,10 +188,17 @@ def _normal(path: str) -> str:
 
 
 def _resembles(pattern: ArgumentPattern, value: JsonValue) -> bool:
-    """Whether what denies is meant: 5 and the text "5" are one then, whichever of them a rule or a model wrote."""
+    """Whether what denies is meant: 5 and the text "5" are one then, whichever of them a rule or a model wrote, and a
+    path without any words is the folder that all is below."""
     if pattern.fits(value):
         return True
-    return isinstance(pattern, ArgumentIs) and _text_of(pattern.value) == _text_of(value)
+    match pattern:
+        case ArgumentIs():
+            return _text_of(pattern.value) == _text_of(value)
+        case ArgumentMatches():
+            return pattern.fits(_text_of(value))
+        case ArgumentBelow():
+            return value == "" and pattern.fits(".")
 
 
 def _text_of(value: JsonValue) -> str:

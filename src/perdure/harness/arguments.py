@@ -230,6 +230,8 @@ class Signature:
             raise _Unfit([str(error)]) from None
         except ValidationError as error:
             raise _unfit(error) from None
+        except SystemExit:  # of a check that the tool's types bring along; it would end every other conversation too
+            raise _Unfit(["a check of them tried to end the process"]) from None
 
 
 class _Unfit(Exception):

@@ -182,8 +182,9 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
         with self._scopes.failing():
             try:
                 opened = await self._prepare(run)
-                if self._permissions.may_ask(opened.tool) and self._permissions.needed(run, opened):
-                    return await self._ask(run, opened)
+                with self._refusing(run):  # what looks at the arguments again may find them wrong now
+                    if self._permissions.may_ask(opened.tool) and self._permissions.needed(run, opened):
+                        return await self._ask(run, opened)
                 return await self._enter(run, opened)
             except Refused as refused:
                 return await self._finish(run, refused.result)

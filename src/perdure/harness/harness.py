@@ -30,6 +30,7 @@ from perdure.harness.given import check_parts
 from perdure.harness.hook_runner import HookRunner
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, InputMode, admit, place
+from perdure.harness.leftover import Leftovers
 from perdure.harness.limits import LimitCheck, Limits
 from perdure.harness.mail import Mailroom
 from perdure.harness.model import Models, installed_models
@@ -139,6 +140,7 @@ class Harness:
         generation = GenerationTask(self._host, calls)
         # After the runtime's own derivation, which decides the outcomes that this one cleans up after.
         session.derive(generation.derive)
+        self._leftovers = Leftovers(session, settings)
         session.derive(count_deleted)
         task_registry.install(generation, calls, CompactionTask(self._host, drain_ms=drain_ms), QuestionTask())
         task_registry.install(persistent.AnchorTask(), persistent.MessageTask(self, self._host))
@@ -247,6 +249,8 @@ class Harness:
                     telemetry=telemetry,
                 )
                 harness.registry.install(*extensions)
+                if not read_only:
+                    await harness._leftovers.load()
                 await harness.tasks.recover()
                 if not read_only:
                     harness._mailroom.open()
@@ -393,6 +397,8 @@ class Harness:
             await final_boundary(self._host, tx, conversation_id)
         elif admission.boundary is not None:
             await place(tx, conversation_id, admission.boundary, self.settings)
+        if admission.submission.status == "queued":
+            self._leftovers.queued(await tx.conversation(conversation_id))
         return admission.submission
 
     # --- tasks -------------------------------------------------------------------------------------------------

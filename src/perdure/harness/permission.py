@@ -67,7 +67,7 @@ class Permissions:
         )
         try:
             return tool.requires_approval(question) is not False
-        except Exception as error:  # the tool's own code
+        except (Exception, SystemExit) as error:  # the tool's own code
             self._session.report(
                 Report(
                     type="approval_check_failed",

@@ -26,7 +26,8 @@ BOOLEANS: Final = {"true": True, "yes": True, "y": True, "false": False, "no": F
 
 _FENCE = "```"
 _LANGUAGE = re.compile(r"[A-Za-z0-9]*")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[\]}])', re.DOTALL)
+# A text without its end is one token too: else each quotation mark in it would be looked at as the beginning of one.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|,(?=\s*[\]}])', re.DOTALL)
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?P<rest>\.\d{1,17})?(?:[eE][-+]?\d{1,3})?")
 
 

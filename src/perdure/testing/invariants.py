@@ -191,6 +191,10 @@ def _ownership(records: Records) -> Iterator[str]:
             if not above.live:
                 yield f"task {above.id} ({above.kind}) is terminal, but task {task.id} below it is {task.status}"
             below, above = above, owner_of(above)
+    for submission in records.submissions:  # nobody could start it any more (rule H357)
+        owner = conversation_owner.get(submission.conversation_id)
+        if not submission.settled and owner is not None and owner in tasks and not tasks[owner].live:
+            yield f"submission {submission.id} is {submission.status} below task {owner}, which is terminal"
 
 
 def _busy(records: Records, conversation: int) -> Iterator[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from perdure.harness.documents import TOOL_RESULT, USER
 from perdure.harness.messages import AssistantMessage, UserMessage, decode_messages
 from perdure.harness.tool import AnyTool
+from perdure.tasks.errors import OwnerEnded
 from perdure.testing.model import call, calls, say
 from perdure.testing.normal import Records
 from perdure.testing.scenarios.hosting import effects, ends, measure, open_harness, scenario
@@ -83,6 +85,23 @@ def nothing_goes_on_below(records: Records) -> Iterator[str]:
         owner = owners[task.conversation_id]
         if task.live and owner is not None and not tasks[owner].live:
             yield f"{task.kind} task {task.id} goes on below task {owner}, which has ended"
+
+
+async def subagent_spoken_to(host: Host) -> None:
+    """Somebody speaks to the agent while it is at work, and whoever asked it is aborted: all that was said ends."""
+    replies = {
+        "Delegate.": [call("subagent", prompt="Go on."), say("never")],
+        "Go on.": [call("measure", place="far", seconds=30), say("never")],
+    }
+    async with open_harness(host, replies, tools=[subagent(), measure(host)]) as (harness, root):
+        submission = await root.submit("Delegate.", request_id="delegate")
+        await host.clock.sleep(3)
+        for below in await harness.conversations():
+            if below.record.owner is not None:
+                with suppress(OwnerEnded):  # by the abort of an earlier process
+                    await harness.handle(below.id).submit("And this.", request_id="this")
+        await root.abort()
+        await ends(submission, "aborted")
 
 
 REPORT = "[The subagent 'w' answers:]\n"
@@ -188,6 +207,7 @@ SUBAGENTS = (
     scenario(subagents, safe=effects("measure north", "measure south"), always=asked_once, ends=told),
     scenario(subagents_below, safe=effects("measure depth"), always=asked_once),
     scenario(subagent_aborted, any_effects=True, always=nothing_goes_on_below, steady=False),
+    scenario(subagent_spoken_to, any_effects=True, always=nothing_goes_on_below, steady=False),
     scenario(
         persistent_subagent,
         safe=effects("measure field"),

@@ -1,0 +1,62 @@
+"""What waits in a conversation whose owner ends: it ends in that same commit (rule H357)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from perdure.harness.inbox import place, withdraw
+from perdure.harness.settings import Settings
+from perdure.kernel.records import ConversationRecord, Terminal
+from perdure.kernel.session import Session, Settled
+from perdure.kernel.storage import MAX_SCAN
+from perdure.kernel.transaction import Transaction
+
+OWNER_ENDED: Final = "what the conversation belongs to has ended"
+
+
+class Leftovers:
+    """Made once a session, after what decides how tasks end. Only conversations that are owned and had a queue are
+    known here, so that the end of any other task costs nothing."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings
+        self._waiting: dict[int, set[int]] = {}
+        """Conversations in which something may wait, by the task that owns them."""
+        session.derive(self._derive)
+        session.observe(self._observe)
+
+    async def load(self) -> None:
+        """At open, before anything may end."""
+        after = 0
+        while page := await self._session.submissions(status="queued", after=after, limit=MAX_SCAN):
+            for submission in page:
+                conversation = await self._session.conversation(submission.conversation_id)
+                assert conversation is not None, "a conversation in which something waits is not deleted"
+                self.queued(conversation)
+            after = page[-1].id
+
+    def queued(self, conversation: ConversationRecord) -> None:
+        """Something waits in it from now on."""
+        if conversation.owner is not None:
+            self._waiting.setdefault(conversation.owner, set()).add(conversation.id)
+
+    def _derive(self, tx: Transaction) -> Awaitable[None] | None:
+        if not self._waiting:
+            return None
+        ended = [
+            id for id, record in tx.changed_tasks.items() if id in self._waiting and type(record.state) is Terminal
+        ]
+        return self._end(tx, [id for task in ended for id in sorted(self._waiting[task])]) if ended else None
+
+    async def _end(self, tx: Transaction, conversations: Sequence[int]) -> None:
+        for id in conversations:
+            await withdraw(tx, id, "aborted", OWNER_ENDED)
+            await place(tx, id, "writes", self._settings)
+
+    def _observe(self, settled: Settled) -> None:
+        if self._waiting:
+            for record in settled.batch.tasks:
+                if type(record.state) is Terminal:
+                    self._waiting.pop(record.id, None)
