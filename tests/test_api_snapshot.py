@@ -17,14 +17,15 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import events, spaces, testing
+from perdure import events, models, spaces, testing
 
 BUILD = Path(__file__).parent.parent / "docs" / "api" / "build.py"
 SNAPSHOT = Path(__file__).parent / "golden" / "public-api.txt"
+FACES = (perdure, events, models, spaces, testing)
 
 
 def described() -> Iterator[str]:
-    for home, name in [(module, name) for module in (perdure, events, spaces, testing) for name in module.__all__]:
+    for home, name in [(module, name) for module in FACES for name in module.__all__]:
         value = getattr(home, name)
         if isinstance(value, type):
             bases = ", ".join(base.__name__ for base in value.__bases__)
@@ -87,11 +88,35 @@ def test_the_reference_is_what_the_docstrings_say() -> None:
 
 def test_every_public_name_is_in_the_reference_with_its_methods() -> None:
     pages = "".join(path.read_text() for path in BUILD.parent.glob("*.md"))
-    for home in (perdure, events, spaces, testing):
+    for home in FACES:
         missing = [name for name in home.__all__ if name != "__version__" and f"\n## {name}\n" not in pages]
         assert missing == [], home.__name__
     for name in ("Harness.open", "Conversation.submit", "Session.commit", "Submission.answer", "Approval.allow"):
         assert f"\n### {name}\n" in pages
+
+
+def silent(page: str) -> list[str]:
+    """The names of a page of the reference under which no sentence stands: only a signature, or a list of fields."""
+    found: list[str] = []
+    for part in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        name, _, body = part.partition("\n")
+        said = re.sub(r"^```text\n(?:.*\n)*?```$|^`from .*`$|^- .*$", "", body, flags=re.MULTILINE)
+        if not said.strip():
+            found.append(name)
+    return found
+
+
+def test_every_public_name_and_every_method_says_what_it_is() -> None:
+    pages = build().pages()
+    found = {name: quiet for name, page in pages.items() if name != "README.md" and (quiet := silent(page))}
+    assert found == {}
+
+
+def test_a_name_that_says_nothing_is_found() -> None:
+    page = "# P\n\n## A\n\n`from p import A`\n\n```text\nclass A\n```\n\n- `b: int`: Its b.\n"
+    assert silent(page) == ["A"]
+    assert silent(f"{page}\n### A.c\n\n```text\ndef c()\n```\n\nIt does c.\n") == ["A"]
+    assert silent(page.replace("- `b", "What it is.\n\n- `b")) == []
 
 
 def test_a_page_that_is_not_as_the_sources_say_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

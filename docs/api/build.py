@@ -21,7 +21,14 @@ ROOT = HERE.parent.parent
 SOURCE = ROOT / "src"
 RULES = ROOT / "docs" / "rules"
 
-FACES = ("perdure", "perdure.events", "perdure.spaces", "perdure.testing")
+FACES = ("perdure", "perdure.events", "perdure.models", "perdure.spaces", "perdure.testing")
+
+INTERFACES = (
+    ("perdure.harness.environment", "ExecutionEnvironment"),
+    ("perdure.harness.model", "Models"),
+    ("perdure.kernel.storage", "Storage"),
+)
+"""What they say of an operation is not said again where a class has all of theirs."""
 
 AREAS = {
     "agents": ("Harness, conversations, submissions", ("perdure.harness",)),
@@ -145,15 +152,73 @@ def described(face: str, name: str) -> str:
         ours = type(value).__module__.startswith("perdure.")  # such as a decorator that is an object
         own = vars(value).get("__doc__") if ours and hasattr(value, "__dict__") else None
         parts.append(prose(found.text or (inspect.cleandoc(own) if isinstance(own, str) else "")))
+    parts += [terms(found)]
     return "\n\n".join(part for part in parts if part)
+
+
+def terms(found: Found) -> str:
+    """What the short names in its signatures stand for: choices, unions and numbers that are no names of a face."""
+    said: dict[str, str] = {}
+    for node in found.nodes:
+        above = list(bases(found.module, node)) if isinstance(node, ast.ClassDef) else []
+        for module, each in [(found.module, node), *above]:
+            for part in signed(each):
+                for name in (inner.id for inner in ast.walk(part) if isinstance(inner, ast.Name)):
+                    if name not in said and name not in public() and (text := term(module, name)):
+                        said[name] = text
+    return "\n".join(said.values())
+
+
+def signed(node: ast.AST) -> Iterator[ast.AST]:
+    """The annotations and defaults that a reader of the reference is shown."""
+    if isinstance(node, ast.ClassDef):
+        for each in node.body:
+            hidden = isinstance(each, _FUNCTION) and each.name.startswith("_") and each.name != "__init__"
+            if not hidden:
+                yield from signed(each)
+    elif isinstance(node, _FUNCTION):
+        given = node.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+        yield from (each.annotation for each in every if each.annotation is not None)
+        yield from (each for each in [*given.defaults, *given.kw_defaults, node.returns] if each is not None)
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+        yield node.annotation
+        if node.value is not None and not isinstance(node.value, ast.Call):
+            yield node.value
+
+
+def term(module: str, name: str) -> str:
+    """One line, or nothing for what is neither."""
+    try:
+        found = find(module, name)
+    except (LookupError, OSError):
+        return ""
+    match found.nodes[0]:
+        case ast.AnnAssign(value=ast.Subscript(value=ast.Name(id="Literal")) | ast.BinOp(op=ast.BitOr()) as value):
+            told = ast.unparse(value)
+        case ast.Assign() | ast.AnnAssign():
+            number: object = getattr(importlib.import_module(found.module), name)
+            if type(number) not in (int, float):
+                return ""
+            told = f"{number:,}"
+        case _:
+            return ""
+    return f"- `{name}` is `{told}`" + (f": {linked(' '.join(found.text.split()))}" if found.text else "")
+
+
+@cache
+def public() -> frozenset[str]:
+    return frozenset(name for face in FACES for name in importlib.import_module(face).__all__)
 
 
 def members(module: str, node: ast.ClassDef) -> Iterator[str]:
     """Fields and public methods, its own first, then those of bases of this package that are no names of the face."""
     seen: set[str] = set()
+    elsewhere = {name for _, _, names in said_elsewhere(module, node) for name in names}
     fields: list[str] = []
     methods: list[str] = []
-    for each in [node, *(above for _, above in bases(module, node))]:
+    above = [each for _, each in bases(module, node)]
+    for each in [node, *above]:
         for at, member in enumerate(each.body):
             name = member.target.id if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) else ""
             if name and not name.startswith("_") and name not in seen:
@@ -166,13 +231,38 @@ def members(module: str, node: ast.ClassDef) -> Iterator[str]:
             if isinstance(member, _FUNCTION) and member.name not in seen and not member.name.startswith("_"):
                 functions.setdefault(member.name, []).append(member)
         seen |= functions.keys()
+        for name in elsewhere & functions.keys():
+            del functions[name]
         for name, nodes in functions.items():
-            text = documented(tuple(nodes))
+            text = documented(tuple(nodes)) or next(
+                (said for each in above if (said := operations(each).get(name))), ""
+            )
             methods += [f"### {node.name}.{name}", fenced(signatures(tuple(nodes)))]
             methods += [prose(text)] if text else []
     if fields:
         yield "\n".join(fields)
     yield from methods
+    for home, interface, names in said_elsewhere(module, node):
+        yield f"As `{interface}` of `{home}` says: {', '.join(f'`{name}`' for name in names)}."
+
+
+def operations(node: ast.ClassDef) -> dict[str, str]:
+    """The public methods that stand in a class, and what is said of each."""
+    found = {each.name: ast.get_docstring(each) or "" for each in node.body if isinstance(each, _FUNCTION)}
+    return {name: text for name, text in found.items() if not name.startswith("_")}
+
+
+def said_elsewhere(module: str, node: ast.ClassDef) -> Iterator[tuple[str, str, list[str]]]:
+    """The interfaces that a class keeps, and what of it is explained there alone."""
+    own = operations(node)
+    for home, name in INTERFACES:
+        found = find(home, name)
+        interface = found.nodes[0]
+        assert isinstance(interface, ast.ClassDef), f"{name} is a class"
+        wanted = [interface, *(above for _, above in bases(found.module, interface))]
+        asked = {method for each in wanted for method in operations(each)}
+        if own.keys() >= asked and (module, node.name) != (home, name):
+            yield home, name, [method for method, text in own.items() if method in asked and not text]
 
 
 def assigned(node: ast.stmt) -> str:
@@ -277,8 +367,9 @@ def prose(text: str) -> str:
 
 def listed(lines: list[str]) -> str:
     items: list[str] = []
+    deeper = "        " if lines[0] == "Args:" else "    "
     for line in lines:
-        if line.startswith("    ") and items and not items[-1].endswith(":"):
+        if line.startswith(deeper) and items:
             items[-1] += f" {line.strip()}"
         elif line != "Args:":
             names, _, text = line.strip().partition(": ")

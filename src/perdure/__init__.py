@@ -1,7 +1,7 @@
 """perdure: durable agents for Python.
 
-What is named here is the public face, together with ``perdure.events`` and ``perdure.testing``. Names are loaded
-when they are first used, so that importing the package costs next to nothing.
+What is named here is the public face, together with ``perdure.events``, ``perdure.models``, ``perdure.spaces`` and
+``perdure.testing``. Names are loaded when they are first used, so that importing the package costs next to nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ if TYPE_CHECKING:
     from perdure.harness.limits import Limits as Limits
     from perdure.harness.messages import AssistantMessage as AssistantMessage
     from perdure.harness.messages import Image as Image
+    from perdure.harness.messages import SystemMessage as SystemMessage
     from perdure.harness.messages import Text as Text
+    from perdure.harness.messages import Thinking as Thinking
+    from perdure.harness.messages import ToolCallPart as ToolCallPart
+    from perdure.harness.messages import ToolResultMessage as ToolResultMessage
     from perdure.harness.messages import Usage as Usage
     from perdure.harness.messages import UserMessage as UserMessage
     from perdure.harness.model import ModelError as ModelError
@@ -178,7 +182,11 @@ _HOME = {
     "perdure.harness.messages": (
         "AssistantMessage",
         "Image",
+        "SystemMessage",
         "Text",
+        "Thinking",
+        "ToolCallPart",
+        "ToolResultMessage",
         "Usage",
         "UserMessage",
     ),

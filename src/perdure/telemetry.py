@@ -65,7 +65,7 @@ Attributes = dict[str, str | int | bool | float | tuple[str, ...] | tuple[int, .
 
 
 class OpenTelemetry:
-    """One for any number of harnesses.
+    """For ``Harness.open(..., telemetry=...)``: one for any number of harnesses.
 
     tracer_provider, meter_provider: the global ones if left out.
     agent_name: what spans of runs are called after, and ``gen_ai.agent.name``.
@@ -91,12 +91,12 @@ class OpenTelemetry:
         self._sampled_below = round(sample_ratio * 2**64)
 
     def begin(self, what: Began, under: Operation | None) -> _Operation:
-        """See the protocol."""
+        """The harness tells that an operation begins, below another or not."""
         assert under is None or isinstance(under, _Operation), "it was begun here"
         return _Operation(self, what, under)
 
     def tell(self, fact: Fact) -> None:
-        """See the protocol."""
+        """The harness tells what is over at once: it is counted."""
         self._instruments.tell(fact)
 
     # --- spans -------------------------------------------------------------------------------------------------

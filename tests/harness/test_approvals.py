@@ -319,8 +319,7 @@ async def test_edited_arguments_are_what_runs_and_the_model_is_told_h304() -> No
         assert till.paid == ["me 3"]
         ((code, text),) = await results(root)
         assert code is None
-        assert text.endswith("paid me 3")
-        assert '{"to":"me","amount":3}' in text
+        assert text.endswith('{"to":"me","amount":3}\npaid me 3')
         task = await harness.session.task(approval.task)
         assert task is not None
         signal = task.signals["approval"]

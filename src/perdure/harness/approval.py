@@ -57,6 +57,7 @@ class Approvals(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"expire_after_ms is a positive number of milliseconds, not {self.expire_after_ms!r}")
 
     def names(self, tool: str) -> bool:
+        """Whether the host wants to be asked about this tool."""
         return any(fnmatchcase(tool, pattern) for pattern in self.tools)
 
 

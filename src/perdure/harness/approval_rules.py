@@ -33,6 +33,7 @@ class ArgumentIs(msgspec.Struct, frozen=True, tag="is"):
     value: JsonValue
 
     def fits(self, value: JsonValue) -> bool:
+        """Whether an argument is like that."""
         return same_json(_one_way(self.value), _one_way(value))
 
 
@@ -46,6 +47,7 @@ class ArgumentMatches(msgspec.Struct, frozen=True, tag="matches"):
     pattern: str
 
     def fits(self, value: JsonValue) -> bool:
+        """Whether an argument is like that."""
         return isinstance(value, str) and fnmatchcase(value, self.pattern)
 
 
@@ -58,6 +60,7 @@ class ArgumentBelow(msgspec.Struct, frozen=True, tag="below"):
     folder: str
 
     def fits(self, value: JsonValue) -> bool:
+        """Whether an argument is like that."""
         if not isinstance(value, str) or not value or value.startswith("~") or "\0" in value:
             return False
         folder, path = _normal(self.folder), _normal(value)

@@ -49,6 +49,7 @@ class Agent(
     model: str | None = None
     """``provider:name``; None: the host's default."""
     thinking: ThinkingLevel = "off"
+    """How long its model may think before it answers."""
     extensions: list[str] | None = None
     """Selected by name; None: all that are installed. Names that are missing are skipped until installed."""
     tools: list[str] | None = None
@@ -56,9 +57,13 @@ class Agent(
     added_tools: list[str] = field(default_factory=list)
     """What results added to those, by name."""
     instructions: str = ""
+    """What its model is told, behind what the host tells every one."""
     cwd: str | None = None
+    """The directory it works in, for whoever makes its environment."""
     compaction: CompactionSettings = field(default_factory=CompactionSettings)
+    """What of ``Compaction`` is different here."""
     limits: LimitSettings = field(default_factory=LimitSettings)
+    """Set by ``conversation.set_limits``; where nothing is set the host's count."""
 
 
 class Meta(Document, kind="pi.meta", version=1, scope="conversation", fork="initial", builtin=True):
@@ -376,6 +381,9 @@ ToolErrorCode: TypeAlias = Literal[
     "tool_error",
     "timeout",
 ]
+"""The conversation has no such tool; the arguments do not fit; a hook blocked it; a person or a rule denied it; nobody
+decided, or answered, in time; it was cut off, and may have had its effect; it was aborted; the tool failed; it took
+longer than its ``timeout_ms`` (rules H101, H102)."""
 UnansweredReason: TypeAlias = Literal[
     "aborted",
     "stale",

@@ -264,7 +264,9 @@ class ExecutionEnvironment(Protocol):
         """What is there, symbolic links followed; None if nothing is."""
         ...
 
-    async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing: ...
+    async def list_dir(self, path: str, *, limit: int = 10_000) -> Listing:
+        """The names in a directory and what they are, at most ``limit``."""
+        ...
 
     async def find(
         self,

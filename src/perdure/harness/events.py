@@ -34,6 +34,7 @@ class BlockedTask(msgspec.Struct, frozen=True):
 
     task: int
     kind: str
+    """Of the task, such as ``pi.tool``."""
     reason: BlockedReason
     detail: str = ""
     """May quote the error of its own code."""
@@ -42,20 +43,23 @@ class BlockedTask(msgspec.Struct, frozen=True):
 
 
 SnapshotReason: TypeAlias = Literal["start", "cursor", "behind"]
+"""No cursor was given; what came behind the cursor is no longer at hand; the consumer was too slow."""
 
 
 class Snapshot(_Event, frozen=True, kw_only=True, tag="snapshot"):
     """How the conversation is now: in place of all that was told before, the text of a partial answer too."""
 
     busy: bool
+    """A run goes on."""
     view: JsonValue
     """A ConversationView's ``to_json()``."""
     blocked: tuple[BlockedTask, ...] = ()
+    """Tasks of the conversation that cannot go on by themselves."""
     running: bool = True
     """Work may run here. False from the opening of the store until resume(), or where it is open for reading only:
     what the view shows as under way then stands still, and no more of it comes until a ``resumed`` event."""
     reason: SnapshotReason = "start"
-    """No cursor was given; what came behind the cursor is no longer at hand; the consumer was too slow."""
+    """Why there is a snapshot here."""
 
 
 class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
@@ -63,6 +67,8 @@ class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
 
 
 class RunStart(_Event, frozen=True, kw_only=True, tag="run_start"):
+    """The agent begins to work on inputs; a RunEnd with the same task ends it."""
+
     task: int
     """The generation task: what the events of one run have in common."""
     inputs: tuple[int, ...]
@@ -70,11 +76,16 @@ class RunStart(_Event, frozen=True, kw_only=True, tag="run_start"):
 
 
 class RunEnd(_Event, frozen=True, kw_only=True, tag="run_end"):
+    """A run is over, and its inputs are answered or unanswered."""
+
     task: int
+    """As in its RunStart."""
     inputs: tuple[int, ...]
+    """The submissions that end with it; some may have joined after its beginning."""
     answer: int | None = None
     """The answering entry, or None: unanswered."""
     reason: str | None = None
+    """Why unanswered, such as ``aborted``, ``limit`` or ``gate``: as Unanswered has it."""
     detail: str | None = None
 
 
@@ -82,6 +93,7 @@ class Turn(_Event, frozen=True, kw_only=True, tag="turn"):
     """A response of the model is complete and its calls begin."""
 
     task: int
+    """Of the run."""
     turn: int
     """Counted from 1 in each run."""
 
@@ -90,32 +102,43 @@ class MessageStart(_Event, frozen=True, kw_only=True, tag="message_start"):
     """An answer begins; what follows until its end is about it."""
 
     task: int | None
+    """Of the run; None: no run wrote it."""
 
 
 class MessageDelta(_Event, frozen=True, kw_only=True, tag="message_delta"):
     """Text that was added to a part of the answer. The first delta of an index begins that part."""
 
     task: int
+    """Of the run."""
     index: int
+    """Which part of the answer, from 0."""
     part: str
     """text, thinking or tool_call."""
     text: str
+    """Of a tool call: more of the JSON of its arguments."""
     id: str = ""
+    """Of a tool call: the provider's label."""
     name: str = ""
+    """Of a tool call: the tool's."""
 
 
 class MessageEnd(_Event, frozen=True, kw_only=True, tag="message_end"):
     """The answer as it is stored; None: nothing of it was, it is tried again."""
 
     task: int | None
+    """As in its MessageStart."""
     entry: EntryRecord | None
 
 
 class ToolStart(_Event, frozen=True, kw_only=True, tag="tool_start"):
+    """A call is stored, and runs or waits to; a ToolEnd with the same task ends it."""
+
     task: int
     """The call's own id."""
     call_id: str
+    """The label that the model, or the tool that calls, has given it; it may repeat."""
     name: str
+    """The tool's."""
     caller: int | None = None
     """The call that made this one; None: the model did."""
 
@@ -124,10 +147,12 @@ class ToolUpdate(_Event, frozen=True, kw_only=True, tag="tool_update"):
     """What a running call shows."""
 
     task: int
+    """The call's own id."""
     text: str
     """Added to its output; with ``anew`` all that is shown of it, in place of what was."""
     anew: bool
     dropped_lines: int
+    """How many lines of its output are not shown, in all."""
     dropped_bytes: int
     details: JsonValue
     """As they are now."""
@@ -136,12 +161,17 @@ class ToolUpdate(_Event, frozen=True, kw_only=True, tag="tool_update"):
 
 
 class ToolEnd(_Event, frozen=True, kw_only=True, tag="tool_end"):
+    """A call has its result."""
+
     task: int
+    """As in its ToolStart."""
     call_id: str
     name: str
     is_error: bool
     code: str | None
+    """Of an error that the harness wrote, such as ``interrupted`` or ``denied`` (rule H101)."""
     entry: EntryRecord
+    """The result as it is stored."""
     caller: int | None = None
     """The call that made this one, and that its result goes to; None: the model."""
 
@@ -150,8 +180,10 @@ class ApprovalRequested(_Event, frozen=True, kw_only=True, tag="approval_request
     """A call waits for a decision (rule H268): ``harness.decide(event.task, digest=event.digest, allow=...)``."""
 
     task: int
+    """The call's own id."""
     call_id: str
     name: str
+    """The tool's."""
     arguments: JsonValue
     """The exact ones it would run with."""
     digest: str
@@ -164,9 +196,12 @@ class ApprovalDecided(_Event, frozen=True, kw_only=True, tag="approval_decided")
     """What was decided about it. The call goes on, or ends denied."""
 
     task: int
+    """The call's own id."""
     allow: bool
     reason: str
+    """Why, of one that denies."""
     by: str | None
+    """Who decided, as they say."""
     edited: bool
     """It is to run with other arguments than those that were asked about."""
 
@@ -177,7 +212,9 @@ class QuestionAsked(_Event, frozen=True, kw_only=True, tag="question_asked"):
     task: int
     """Of the question."""
     call: int
+    """The call that asks."""
     text: str
+    """What is asked."""
     expires_at: int
     """ms UTC."""
 
@@ -186,6 +223,7 @@ class QuestionOver(_Event, frozen=True, kw_only=True, tag="question_over"):
     """It was answered, or is not asked any more."""
 
     task: int
+    """As in its QuestionAsked."""
     call: int
 
 
@@ -196,6 +234,8 @@ class EntryAppended(_Event, frozen=True, kw_only=True, tag="entry"):
 
 
 class InboxChanged(_Event, frozen=True, kw_only=True, tag="inbox"):
+    """What waits in the conversation's queue is another than before."""
+
     items: list[InboxItem]
     """All that waits now."""
 
@@ -204,8 +244,10 @@ class Retry(_Event, frozen=True, kw_only=True, tag="retry"):
     """A request failed and is sent again at ``until`` (ms UTC)."""
 
     attempt: int
+    """The one that failed, from 1."""
     until: int
     code: str
+    """A ModelError's."""
     message: str
 
 
@@ -213,6 +255,7 @@ class CompactionStart(_Event, frozen=True, kw_only=True, tag="compaction_start")
     """The context of the model is being summed up."""
 
     task: int
+    """Of the compaction."""
     reason: CompactionReason
 
 
@@ -221,8 +264,10 @@ class CompactionRetry(_Event, frozen=True, kw_only=True, tag="compaction_retry")
 
     task: int
     attempt: int
+    """The one that failed, from 1."""
     until: int
     code: str
+    """A ModelError's."""
     message: str
 
 
@@ -232,7 +277,10 @@ no summary, see the code; it was aborted."""
 
 
 class CompactionEnd(_Event, frozen=True, kw_only=True, tag="compaction_end"):
+    """A compaction is over, with a summary or without one."""
+
     task: int
+    """As in its CompactionStart."""
     reason: CompactionReason
     outcome: CompactionOutcome
     entry: EntryRecord | None
@@ -246,7 +294,9 @@ class UsageChanged(_Event, frozen=True, kw_only=True, tag="usage"):
     """The totals as they are now."""
 
     models: Mapping[str, ModelTotals]
+    """By ``provider:name``."""
     tools: Mapping[str, ToolTotals]
+    """By the tool's name."""
 
 
 class Blocked(_Event, frozen=True, kw_only=True, tag="blocked"):
@@ -296,6 +346,7 @@ Event: TypeAlias = (
     | Unblocked
     | Resumed
 )
+"""What ``conversation.events()`` gives; tell them apart with ``isinstance`` or ``match``."""
 
 
 # --- consuming -------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ class HookCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
+        """The tool's."""
         return self.tool.name
 
 
@@ -87,7 +88,9 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     """Of its task."""
     call: ToolCallPart
+    """As the model wrote it."""
     result: ToolResultMessage
+    """As the model reads it."""
 
 
 class HookRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ class AsHost:
 
 
 AS_HOST = AsHost()
+"""For ``conversation.set_limits(tokens=AS_HOST)``: the host's limit counts again."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     turns: int | None = None
     """Responses of models."""
     tool_calls: int | None = None
+    """Calls that have ended, in errors too."""
     seconds: float | int | None = None
     """Time in runs, with what they wait for; a thousandth is the least."""
 

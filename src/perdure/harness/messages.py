@@ -15,22 +15,31 @@ from perdure.kernel.records import EMPTY_OBJECT
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+    """A text that a model reads or wrote: part of an input, of an answer, of a result."""
+
     text: str
 
 
 class Image(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="image"):
+    """A picture in an input or in a result, for models that see."""
+
     media_type: str
+    """Such as ``image/png``."""
     data: str
     """Base64."""
 
 
 class Thinking(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="thinking", omit_defaults=True):
+    """What a model thought before it answered, as far as its provider tells."""
+
     text: str
     signature: str | None = None
     """What the provider wants back unchanged with the next request."""
 
 
 class ToolCallPart(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
+    """A call that a model asks for, as it wrote it."""
+
     id: str
     """The provider's label; it may repeat. The call's own id is its task's."""
     name: str
@@ -41,6 +50,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
 UserPart: TypeAlias = Text | Image
 AssistantPart: TypeAlias = Text | Thinking | ToolCallPart
 StopReason: TypeAlias = Literal["stop", "length", "tool_use", "error", "aborted"]
+"""Why a message ended: it was complete; it may not be longer; it calls tools; the request failed; it was cut off."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -48,8 +58,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
 
     input: int = 0
     output: int = 0
+    """All that was written, thinking included."""
     cache_read: int = 0
+    """Read from the provider's cache."""
     cache_write: int = 0
+    """Written to it."""
     reasoning: int = 0
     """Of ``output``, what was spent on thinking."""
 
@@ -64,42 +77,58 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
 
 
 class SystemMessage(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="system"):
+    """What the host tells a model: first of all, and later what of that has changed."""
+
     text: str
 
 
 class UserMessage(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user"):
+    """What a user, or a program in its place, says to a model."""
+
     content: tuple[UserPart, ...]
 
     @property
     def text(self) -> str:
+        """Its texts, one behind the other."""
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
 
 class AssistantMessage(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="assistant", omit_defaults=True
 ):
+    """What a model answered in one response, whole."""
+
     content: tuple[AssistantPart, ...]
+    """In the order in which it was written."""
     provider: str
     model: str
+    """By the provider's own name, without ``provider:``."""
     stop_reason: StopReason
     usage: Usage = Usage()
+    """What this response took."""
     error: str | None = None
     """Code and words of what ended it, for ``error`` and ``aborted``."""
 
     @property
     def text(self) -> str:
+        """Its texts, one behind the other, without thinking."""
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
+        """The calls it asks for, in its order."""
         return tuple(part for part in self.content if isinstance(part, ToolCallPart))
 
 
 class ToolResultMessage(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True
 ):
+    """The result of a call, as the model reads it."""
+
     call_id: str
+    """The label of the ToolCallPart it belongs to."""
     name: str
+    """The tool's."""
     content: tuple[UserPart, ...]
     is_error: bool = False
     code: str | None = None
@@ -107,6 +136,7 @@ class ToolResultMessage(
 
     @property
     def text(self) -> str:
+        """Its texts, one behind the other."""
         return "".join(part.text for part in self.content if isinstance(part, Text))
 
 

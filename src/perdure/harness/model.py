@@ -19,7 +19,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     name: str
     context_window: int
+    """Of a whole request with its answer."""
     max_output: int
+    """Of an answer."""
 
     @property
     def id(self) -> str:
@@ -44,20 +46,28 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, whole. ``messages`` begins with at most one leading system message; later ones are deltas."""
 
     model: str
+    """``provider:name``."""
     messages: Sequence[Message]
     tools: Sequence[ToolSpec] = ()
+    """What it may call."""
     thinking: ThinkingLevel = "off"
     max_output: int | None = None
+    """Tokens; None: as many as the model can."""
     session_key: str = ""
     """Stable per conversation, for a provider's cache routing."""
     attempt: int = 1
+    """Counted from 1; each retry is one more."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
+    """More of the answer's text."""
+
     text: str
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True):
+    """More of what it thinks."""
+
     text: str
 
 
@@ -77,16 +87,19 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Finished
+"""What a stream yields: deltas as they come, and in the end exactly one Finished."""
 
 ModelErrorCode: TypeAlias = Literal[
     "overflow", "rate_limit", "overloaded", "connection", "malformed", "authentication", "refused", "other"
 ]
+"""The context is too long; too many requests; the provider is busy; no answer came through; the answer makes no sense;
+the key is wrong; the provider will not answer this; anything else."""
 _CODES: frozenset[str] = frozenset(get_args(ModelErrorCode))
 RETRYABLE: frozenset[ModelErrorCode] = frozenset({"rate_limit", "overloaded", "connection"})
 
 
 class ModelError(PerdureError):
-    """A request failed. What is not RETRYABLE is never sent again (rule H74).
+    """A request failed. What is not ``retryable`` is never sent again (rule H74).
 
     Adapters fill it with what servers say: an unknown code is ``other``, a wait that is no time is none.
     """
@@ -101,6 +114,7 @@ class ModelError(PerdureError):
 
     @property
     def retryable(self) -> bool:
+        """Its code is one of those that pass: ``rate_limit``, ``overloaded``, ``connection``."""
         return self.code in RETRYABLE
 
 

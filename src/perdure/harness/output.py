@@ -26,11 +26,13 @@ class OutputLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = DEFAULT_LIMIT_BYTES
     max_lines: int = DEFAULT_LIMIT_LINES
     keep: Keep = "tail"
+    """What is too much is left out before the end (``tail``) or behind the beginning (``head``)."""
 
     def __post_init__(self) -> None:
         self.window()
 
     def window(self) -> OutputWindow:
+        """An empty one with these limits. Raises ValueError for limits that keep nothing."""
         return OutputWindow(limit_bytes=self.max_bytes, limit_lines=self.max_lines, keep=self.keep)
 
 

@@ -69,6 +69,7 @@ class PersistentSubagent(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     """Its anchor's: what a stop names, so that a late one stops no other of the same name."""
     name: str
+    """As its parent calls it."""
     parent: int
     """The conversation that began it."""
     conversation: int

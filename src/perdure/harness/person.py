@@ -221,14 +221,17 @@ class PersonQuestion:
     """A question that waits for its answer. From ``harness.questions()``."""
 
     task: int
+    """Its number, as ``perdure questions answer`` takes it."""
     conversation_id: int
     call: int
     """The call that asks."""
     tool: str
     text: str
+    """What is asked."""
     schema: Schema
     """JSON Schema of the answer."""
     asked_at: int
+    """ms UTC."""
     expires_at: int
     """ms UTC."""
     _harness: Harness | None = field(default=None, repr=False, compare=False)
@@ -289,7 +292,9 @@ async def answer(harness: Harness, tx: Transaction, wanted: WantedAnswer) -> boo
     schema = cast("Schema", from_raw(input.answer))
     value = repaired(from_raw(wanted.value), schema)
     if not fits(value, schema):
-        raise AnswerRefused("does_not_fit", f"an answer to question {wanted.task} fits {encode_json(schema).decode()}")
+        raise AnswerRefused(
+            "does_not_fit", f"the answer to question {wanted.task} must fit {encode_json(schema).decode()}"
+        )
     return await harness.tasks.put_signal(tx, record.id, ANSWER, value)
 
 

@@ -46,8 +46,10 @@ class PromptSection(msgspec.Struct, frozen=True):
 
     name: str
     text: str | Callable[[ConversationInfo], str]
+    """Or a function of the conversation that it is for."""
 
     def render(self, info: ConversationInfo) -> str:
+        """The text for one conversation."""
         return self.text if isinstance(self.text, str) else self.text(info)
 
 
@@ -58,11 +60,17 @@ class Extension:
     name: str
     _: KW_ONLY
     tools: Sequence[AnyTool] = ()
+    """What ``@tool`` has made."""
     sections: Sequence[PromptSection] = ()
+    """Parts of what the model is told first."""
     hooks: Sequence[Hook] = ()
+    """What ``@before_tool`` and its kin have made."""
     wrappers: Sequence[Wrapper] = ()
+    """``async def around(call, run): return await run()``, around every call's function."""
     setup: Setup | None = None
+    """Stages what a new conversation has from the start, in the commit that creates it."""
     tasks: Sequence[AnyTask | type[AnyTask]] = ()
+    """Classes of tasks, or such objects where a class takes parameters."""
     on_install: Callable[[Registry], None] | None = None
     """Called with each registry that it has come into: what changes by itself is replaced there."""
 

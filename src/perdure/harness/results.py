@@ -112,7 +112,7 @@ def with_edited_arguments(result: CallResult, arguments: msgspec.Raw, *, nested:
     words = f"The arguments of this call were changed before it was allowed. It ran with: {bytes(arguments).decode()}"
     if nested:
         return replace(result, diagnostics=_diagnostics((words, *result.diagnostics)))
-    return replace(result, content=(Text(bound(words, WORDS).text), *result.content))
+    return replace(result, content=(Text(f"{bound(words, WORDS).text}\n"), *result.content))
 
 
 def tool_failed(text: str) -> ToolResult:

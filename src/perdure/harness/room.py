@@ -40,6 +40,7 @@ class ViewFrame(Frame[ConversationView], frozen=True, kw_only=True):
     """A view after one commit, and what led to it from the frame before."""
 
     stream: Stream
+    """What its cursor is made of."""
     number: int
     """Its place among the frames of the stream."""
 
@@ -61,6 +62,7 @@ class ViewWatch(Watch[ConversationView]):
     @property
     @override
     def name(self) -> str:
+        """For errors."""
         return f"watch of {self._source.name}"
 
     @override

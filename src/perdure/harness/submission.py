@@ -35,7 +35,12 @@ CORRECTIONS = 2
 
 
 class Unanswered(PerdureError):
-    """An input ended without an answer. ``reason`` is one of documents.UnansweredReason."""
+    """An input ended without an answer. ``detail`` says more, where there is more to say.
+
+    ``reason`` is ``aborted``, ``reset``, ``limit``, ``gate`` (a hook stopped it), ``model_error``, ``no_model``,
+    ``run_failed`` (the run before it failed, and the queue was withdrawn), ``faulted``, or what its run lacked:
+    ``missing_task``, ``task_too_old``, ``migration_failed``; of a write ``stale`` (rule H47).
+    """
 
     def __init__(self, submission: int, reason: str, detail: str | None) -> None:
         super().__init__(f"submission {submission} ended unanswered: {reason}{f' ({detail})' if detail else ''}")
@@ -48,10 +53,13 @@ class Answer(msgspec.Struct, frozen=True):
     """The answer to an input."""
 
     entry: EntryRecord
+    """As it is stored."""
     message: AssistantMessage
+    """What the model wrote."""
 
     @property
     def text(self) -> str:
+        """Its texts, one behind the other, without thinking."""
         return self.message.text
 
 
@@ -163,6 +171,7 @@ class Submission:
 
     @property
     def conversation(self) -> Conversation:
+        """The one it was admitted to."""
         return self._harness.handle(self.conversation_id)
 
     # --- looking -----------------------------------------------------------------------------------------------

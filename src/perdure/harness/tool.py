@@ -79,6 +79,7 @@ class ToolResult:
     details: JsonValue = None
     """For programs and people, beside the content. None: the last details that the call showed."""
     is_error: bool = False
+    """The model is told that the call failed."""
     code: ToolErrorCode | None = None
     """Of an error that the harness wrote; a tool leaves it alone."""
     usage: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -119,12 +120,14 @@ class ToolResult:
 
     @property
     def parts(self) -> tuple[UserPart, ...]:
+        """The content as parts."""
         if self.content is None:
             return ()
         return (Text(self.content),) if isinstance(self.content, str) else tuple(self.content)
 
     @property
     def text(self) -> str:
+        """Its texts, one behind the other."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 

@@ -22,6 +22,7 @@ from perdure.kernel.errors import NotJson
 
 if TYPE_CHECKING:
     JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+    """What is stored: strict JSON. Numbers are finite, integers fit 64 bits, keys are texts."""
 else:
     # A recursive alias cannot be resolved by get_type_hints, nor read by msgspec. Both understand Any.
     JsonValue = Any

@@ -22,6 +22,9 @@ from perdure.kernel.ops import Op, copy_ops
 T = TypeVar("T")
 
 EndReason: TypeAlias = Literal["stopped", "cancelled", "retired", "session_closed", "session_failed", "listener_error"]
+"""Its consumer left; its context was cancelled; what it watches is gone; the session closed; it failed; the listener of
+``each`` raised."""
+
 MAX_PENDING = 100
 """Frames a slow watch may have waiting before they are replaced by one with the newest full value."""
 
@@ -36,7 +39,9 @@ class Frame(msgspec.Struct, Generic[T], frozen=True):
     """The value after one commit, and what led to it from the frame before."""
 
     seq: int
+    """The number of the commit; it rises with each."""
     value: T
+    """Whole, as of that commit."""
     shared_ops: tuple[Op, ...] | None
     """The operations as every reader shares them: not to be changed."""
     values: Mapping[str, object] = msgspec.field(default_factory=lambda: NO_VALUES)
@@ -225,6 +230,7 @@ class Observer(Generic[T]):
         """Let go of frames that it will not take any more."""
 
     def finish(self, reason: EndReason, cause: BaseException | None) -> None:
+        """It ends here, if it has not: nothing comes after what it has."""
         if self.ended is None:
             self.ended, self.cause = reason, cause
             self._source.detach(self)

@@ -29,6 +29,7 @@ History: TypeAlias = Literal["latest", "rewindable"]
 ForkPolicy: TypeAlias = Literal["as_of", "current", "initial"]
 SubmissionType: TypeAlias = Literal["input", "write"]
 SubmissionStatus: TypeAlias = Literal["queued", "placed", "done", "unanswered"]
+"""It waits; it is in the transcript, and a run is about it; the last two are ends."""
 
 _encoder = msgspec.json.Encoder()
 NULL = msgspec.Raw(b"null")
@@ -163,10 +164,14 @@ def check_submission_move(old: SubmissionRecord | None, new: SubmissionRecord) -
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed"):
+    """The task came to its end, with a result."""
+
     raw_result: msgspec.Raw = msgspec.field(default=NULL, name="result")
+    """Its JSON."""
 
     @property
     def result(self) -> JsonValue:
+        """What ``tx.complete(...)`` was given, as JSON."""
         return from_raw(self.raw_result)
 
 
@@ -184,13 +189,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
+    """It was aborted, and has stopped."""
+
     reason: str = "aborted"
+    """As whoever aborted it, or its own ``on_abort``, gave it."""
 
 
 class Faulted(msgspec.Struct, frozen=True, tag="faulted"):
     """The task's code raised, or returned without moving the task on."""
 
     error: TaskError
+    """Its code is ``exception``, ``no_progress`` or ``restart_limit``."""
 
 
 class Orphaned(msgspec.Struct, frozen=True, tag="orphaned"):

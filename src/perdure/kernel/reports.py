@@ -17,12 +17,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Ids, kinds and a sentence; never prompts, arguments, output or document contents."""
 
     type: str
+    """What happened, such as ``task_blocked``: one of a fixed set of words."""
     message: str
+    """The sentence."""
     task: int | None = None
+    """The id of the task it is about."""
     kind: str | None = None
+    """That task's, or a document's, kind."""
     conversation: int | None = None
     extension: str | None = None
+    """The name of the extension it is about."""
     error: BaseException | None = None
+    """What was raised. Its words may hold contents: only its type goes to the log."""
 
     def __str__(self) -> str:
         """A line, as it goes to the log: of an error its type alone."""

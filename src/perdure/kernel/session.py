@@ -293,6 +293,8 @@ class Session(SettledReads):
 
     @override
     def check_outside(self) -> None:
+        """Raises InsideTransaction in a commit block, where a wait would be for its own end; RuntimeError in another
+        event loop than the session's."""
         self._line.check_outside()
 
     @override
@@ -325,6 +327,7 @@ class Session(SettledReads):
         self._begin_close()
 
     def report(self, report: Report) -> None:
+        """Tell the host, by ``on_report``."""
         deliver(report, self._on_report)
 
     # --- what floors above register ----------------------------------------------------------------------------
@@ -347,6 +350,7 @@ class Session(SettledReads):
         self._stoppers.append(stop)
 
     def on_failure(self, observer: Callable[[BaseException], None]) -> None:
+        """Call it, once, with what the session fails of."""
         self._failure_observers.append(observer)
 
     # --- transactions ------------------------------------------------------------------------------------------
@@ -356,6 +360,7 @@ class Session(SettledReads):
         return Transaction(self, conversation_id=conversation_id, context=context)
 
     async def enter(self, transaction: Transaction) -> None:
+        """A transaction begins: wait for those before it. Raises SessionFailed, SessionClosed."""
         self.check_admission(transaction.internal)
         if not self._line.take(transaction):
             await self._line.wait(transaction, transaction.context)
@@ -398,6 +403,7 @@ class Session(SettledReads):
         self._line.release(transaction)
 
     def mint(self) -> int:
+        """A new id."""
         id = self.next_id
         self.next_id = id + 1
         return id

@@ -189,10 +189,12 @@ class SettledReads(ABC):
         return id in self.staged.conversations or id in self._known_conversations
 
     async def find_conversation(self, id: int) -> ConversationRecord | None:
+        """As it is staged, which may not be settled; None if there is none."""
         found = self.staged.conversations.get(id) or self._known_conversations.get(id)
         return found or await self._settled_conversation(id, None)
 
     async def conversation(self, id: int, *, context: Context | None = None) -> ConversationRecord | None:
+        """As settled; None if there is none."""
         self.check_read()
         return await self._settled_conversation(id, context)
 
@@ -210,10 +212,12 @@ class SettledReads(ABC):
         return deletions == self._deletions and not self.info.read_only
 
     async def entry(self, id: int, *, context: Context | None = None) -> EntryRecord | None:
+        """As settled; None if there is none."""
         self.check_read()
         return await self.reading(self.storage.entry(id), context)
 
     async def submission(self, id: int, *, context: Context | None = None) -> SubmissionRecord | None:
+        """As settled; None if there is none."""
         self.check_read()
         known = self._settled_submissions.get(id)
         if known is not None:
@@ -291,6 +295,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[ConversationRecord]:
+        """Those with id > ``after``, at most ``limit``, by id; with ``owner`` those of that task, or of none (None)."""
         self.check_read()
         return await self.reading(self.storage.conversations(owner=owner, after=after, limit=limit), context)
 
@@ -304,6 +309,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[TaskRecord]:
+        """Those with id > ``after`` that fit, at most ``limit``, by id. ``live``: not ended, or ended."""
         self.check_read()
         read = self.storage.tasks(conversation_id=conversation_id, kind=kind, live=live, after=after, limit=limit)
         return await self.reading(read, context)
@@ -317,6 +323,7 @@ class SettledReads(ABC):
         limit: int = 100,
         context: Context | None = None,
     ) -> list[SubmissionRecord]:
+        """Those with id > ``after`` that fit, at most ``limit``, by id."""
         self.check_read()
         read = self.storage.submissions(conversation_id=conversation_id, status=status, after=after, limit=limit)
         return await self.reading(read, context)
@@ -419,6 +426,7 @@ class SettledReads(ABC):
         self._sources[source] = None
 
     def drop_source(self, source: Source[T]) -> None:
+        """Forget what nobody watches any more."""
         self._sources.pop(source, None)
 
     async def _document_source(self, kind: type[D], address: Address, context: Context | None) -> Source[D]:

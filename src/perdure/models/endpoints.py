@@ -44,6 +44,7 @@ class Endpoint:
     """
 
     name: str
+    """What stands before the colon of a model's name."""
     protocol: Protocol
     base_url: str | None = field(default=None, repr=False)
     """None: the environment's, or else, for the built-in endpoints of a provider, the provider's own address. It may
@@ -52,6 +53,7 @@ class Endpoint:
     key_variable: str | None = None
     """None: this endpoint needs no key, or it is ``api_key``."""
     url_variable: str | None = None
+    """The variable of the environment that has the address where ``base_url`` is None."""
     system_messages: SystemMessages | None = None
     """None: inline where the provider's own address is used and its model is known to take them; else notes."""
     settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue], repr=False)
@@ -79,6 +81,7 @@ class Endpoint:
 
     @property
     def key(self) -> str | None:
+        """None: it has none."""
         return self.api_key or (os.environ.get(self.key_variable) if self.key_variable else None) or None
 
     @property

@@ -89,6 +89,7 @@ class LocalSpaces:
 
     @property
     def directory(self) -> str:
+        """Where they are, absolute."""
         return self._directory
 
     def __repr__(self) -> str:

@@ -22,10 +22,12 @@ class SpaceAddress:
     address: str
     """``unix:/PATH`` or ``tcp:HOST:PORT``."""
     token: str = field(repr=False)
+    """The key to the Space."""
     containment: Containment
     """What its daemon can do about processes: "none" is best effort (rule S106)."""
 
     def contained(self, containment: Containment) -> SpaceAddress:
+        """The same, of a daemon that can do this about processes."""
         return replace(self, containment=containment)
 
 

@@ -15,14 +15,18 @@ class Space:
     """A Space that was there when its provider was asked. It may be gone since: ``reopen`` asks again."""
 
     address: SpaceAddress
+    """Where its daemon is reached."""
     provider: SpaceProvider
+    """Who made it."""
 
     @property
     def name(self) -> str:
+        """What the log knows it by."""
         return self.address.name
 
     @property
     def generation(self) -> int:
+        """How often it was made anew, counted from 1."""
         return self.address.generation
 
     @property
@@ -43,4 +47,5 @@ class Space:
         return await self.provider.restart(self.name)
 
     async def delete(self) -> None:
+        """Kill everything that lives in it, then remove it."""
         await self.provider.delete(self.name)

@@ -110,6 +110,7 @@ CommandState: TypeAlias = Literal["absent", "void", "running", "exited", "cut_of
 ExitCause: TypeAlias = Literal["exit", "timeout", "aborted", "output_limit", "not_started"]
 StopCause: TypeAlias = Literal["aborted", "timeout"]
 Containment: TypeAlias = Literal["cgroup2", "cgroup1", "none"]
+"""By what processes are held together that try to get away; ``none``: by parent and by a tag, best effort."""
 
 
 class Command(_Wire, frozen=True, kw_only=True):

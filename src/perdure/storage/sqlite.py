@@ -58,6 +58,7 @@ from perdure.storage.worker import Worker, finish
 
 T = TypeVar("T")
 Durability: TypeAlias = Literal["power", "process"]
+"""What an acknowledged commit survives: the loss of power, for it is flushed; or a killed process, but no more."""
 
 _STEPS = 100_000
 """Instructions of SQLite between two looks whether the store is being closed: some milliseconds."""

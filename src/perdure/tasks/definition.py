@@ -63,9 +63,12 @@ class StoredTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a record holds of its code's shapes, as plain JSON: what a migration turns into the next version's."""
 
     version: int
+    """Of the code that wrote it."""
     input: JsonValue
     phase: str
+    """The name of the phase that runs next."""
     checkpoint: JsonValue
+    """What that phase is given."""
 
 
 class Task(Generic[I, O]):
@@ -76,9 +79,12 @@ class Task(Generic[I, O]):
     """
 
     kind: ClassVar[str]
+    """What records know it by, such as ``shop.ship``."""
     version: ClassVar[int]
+    """Of the shapes of its input and checkpoints, from 1."""
     first_phase: ClassVar[str] = "start"
     definition: ClassVar[TaskDefinition]
+    """What was read from the class: its phases and types."""
 
     def __init_subclass__(cls, *, kind: str | None = None, version: int | None = None, builtin: bool = False) -> None:
         super().__init_subclass__()

@@ -25,8 +25,8 @@ C = TypeVar("C")
 class Run(Generic[I, O, C]):
     """One call of one phase. It is dead, and what it commits refused, once the phase has moved on or was cancelled.
 
-    ``results``: how the tasks it waited for ended, by id. ``signal``: the value of the signal it waited for.
-    ``timed_out``: the deadline of that wait passed first. ``aborting``: this is the abort handler.
+    ``input`` and ``checkpoint``: as the task's class declares them. ``results``: how the tasks it waited for ended, by
+    id. ``aborting``: this is the abort handler. ``context``: cancelled with the run.
     """
 
     __slots__ = (
@@ -78,10 +78,12 @@ class Run(Generic[I, O, C]):
 
     @property
     def id(self) -> int:
+        """The task's."""
         return self.record.id
 
     @property
     def conversation_id(self) -> int:
+        """The conversation that the task is in."""
         return self.record.conversation_id
 
     @property
@@ -102,6 +104,7 @@ class Run(Generic[I, O, C]):
 
     @property
     def signal(self) -> JsonValue:
+        """The value of the signal it waited for; None: it waited for none, or the deadline passed first."""
         if self.state.signal is None or self.state.timed_out:
             return None
         value = stored_value(self.record.raw_signals, self.state.signal)
@@ -109,6 +112,7 @@ class Run(Generic[I, O, C]):
 
     @property
     def timed_out(self) -> bool:
+        """The deadline of the wait for a signal passed first."""
         return self.state.timed_out
 
     def check(self) -> None:

@@ -76,6 +76,7 @@ class Fault:
 
     kind: FaultKind
     n: int
+    """Which commit, step or read."""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -98,6 +98,7 @@ Script: TypeAlias = Callable[[ModelRequest], Reply]
 
 
 def say(text: str, *, thinking: str = "", chunk: int = 16, stop: StopReason = "stop", usage: Usage = USAGE) -> Say:
+    """An answer in words, streamed ``chunk`` characters at a time, after ``thinking``."""
     return Say(text, thinking, chunk, stop, usage)
 
 
@@ -121,6 +122,10 @@ def fail(
     retry_after_ms: int | None = None,
     usage: Usage | None = None,
 ) -> Fail:
+    """A failure, after ``partial`` was streamed. With ``times`` only so often, and ``then`` the answer; else always.
+
+    Raises ValueError for ``times`` without ``then``.
+    """
     if times is not None and then is None:
         raise ValueError("a failure that ends needs a reply to follow: then=")
     return Fail(code, message, times, then, partial, retry_after_ms, usage)
@@ -173,7 +178,10 @@ Pace: TypeAlias = Callable[[ModelRequest, int], Awaitable[None]]
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """The Models of a harness that has only this one.
+    """The Models of a harness that has only this one. What it answers depends on the request alone.
+
+    ``script``: replies by what the user said last (a mapping), one after another (a sequence), a single one for all, or
+    a function of the request. Its id is ``provider:name``. ``context_window`` and ``max_output`` are tokens.
 
     ``pace`` is awaited before the n-th event of every stream (from 0), also before a failure: a test holds or ends a
     stream there. It has no say in what is answered.

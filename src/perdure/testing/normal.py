@@ -77,6 +77,7 @@ class Records:
     """Everything a store shows, each list in id order."""
 
     info: StoreInfo
+    """Of the store itself: its id, its epoch, its commits."""
     conversations: Sequence[ConversationRecord]
     entries: Sequence[EntryRecord]
     """All that some conversation shows; those of deleted ones that forks show are among them."""
@@ -156,6 +157,7 @@ class Rules:
     """Names of tools whose result may be ``interrupted``."""
 
     def ids_of(self, kind: str) -> frozenset[str]:
+        """The JSON fields of a kind that hold record ids, with those of built-in kinds."""
         return BUILTIN_IDS.get(kind, frozenset()) | self.ids.get(kind, frozenset())
 
 

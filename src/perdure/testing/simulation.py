@@ -63,6 +63,7 @@ class World:
         self._keys: set[str] = set()
 
     def apply(self, what: str, key: str | None) -> bool:
+        """Attempt an effect; False if it took place before, under the same key."""
         self.attempts[what] += 1
         if key is not None:
             if key in self._keys:
@@ -124,11 +125,13 @@ class Scenario:
     name: str
     """Of one's own scenarios ``module:NAME``, where it is found: the commands that repeat a run name it so."""
     program: Callable[[Host], Awaitable[None]]
+    """What the process does each time it is started."""
     safe: frozenset[str] = frozenset()
     """Effects that must have taken place exactly once in the end, however often they were attempted."""
     unsafe: frozenset[str] = frozenset()
     """Effects that must never be attempted twice. Where no crash was, they must have taken place."""
     rules: Rules = field(default_factory=Rules)
+    """What its own kinds of records and its tools need."""
     may_live: frozenset[str] = frozenset()
     """Kinds of tasks that go on when the program has ended."""
     always: Check | None = None
@@ -145,6 +148,7 @@ class Scenario:
     """Whether its final records are the same whatever the timing. If not, runs are held against the invariants
     alone."""
     storage: Callable[[], CrashableStorage] = MemoryStorage
+    """Makes the empty store of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +156,7 @@ class Plan:
     """What makes one run reproducible."""
 
     scenario: str
+    """Its name."""
     seed: int = 0
     """Of nonces and chances."""
     faults: tuple[Fault, ...] = ()
@@ -381,6 +386,7 @@ class Tally:
     """Calls that ended so."""
 
     def add(self, result: Run, scenario: Scenario) -> None:
+        """Count one more run."""
         self.runs += 1
         if not result.ok:
             self.failures.append(result)
@@ -394,6 +400,7 @@ class Exploration(Tally):
     """What came of running one scenario under many faults."""
 
     reference: Run
+    """The run that nothing interrupted."""
 
     def check(self) -> None:
         """Raise AssertionError with what went wrong and the command that repeats it; also for a program that commits

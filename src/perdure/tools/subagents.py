@@ -39,8 +39,10 @@ class Subagent:
     instructions: str = ""
     """What its model is told, behind what the host tells every one."""
     model: str | None = None
+    """``provider:name``."""
     thinking: ThinkingLevel | None = None
     extensions: Sequence[str] | None = None
+    """By name."""
     tools: Sequence[str] | None = None
     """By name, such as without those that change anything."""
     limits: Limits | None = None

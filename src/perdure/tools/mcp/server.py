@@ -101,6 +101,7 @@ class McpServer:
 
     @property
     def connected(self) -> bool:
+        """Whether its tools can be called now."""
         return self._keeper.connected
 
     @property

@@ -35,10 +35,12 @@ class StdioServer:
     """A server that is a program: started with the host, ended with it."""
 
     command: Sequence[str]
+    """The program and its arguments; no shell reads them."""
     _: KW_ONLY
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Beside HOME, LOGNAME, PATH, SHELL, TERM and USER of the host; nothing else of its environment is passed on."""
     cwd: str | Path | None = None
+    """Where it is started; None: where the host is."""
     stderr: Stderr = "discard"
     """What becomes of what it prints there; ``inherit``: it goes where the host's own goes."""
 
@@ -54,6 +56,7 @@ class StdioServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
+        """What is kept out of errors and the log."""
         return tuple(self.env.values())
 
 
@@ -62,6 +65,7 @@ class HttpServer:
     """A server at an address, over streamable HTTP."""
 
     url: str
+    """With http:// or https://, without a user or password."""
     _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Sent with each request, to this address only."""
@@ -76,6 +80,7 @@ class HttpServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
+        """What is kept out of errors and the log."""
         # Of "Bearer abc" a server may repeat the second word alone.
         return tuple(text for value in self.headers.values() for text in (value, value.split(" ")[-1]))
 
