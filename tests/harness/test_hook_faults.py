@@ -12,8 +12,10 @@ from compaction_kit import model as small_model
 from kit import Reports, live, opened, rest, transcript
 
 from perdure.harness.handle import ToolCall
+from perdure.harness.harness import Harness
 from perdure.harness.hooks import (
     Decline,
+    HookCall,
     HookCompaction,
     after_response,
     after_tool,
@@ -27,10 +29,13 @@ from perdure.harness.hooks import (
 from perdure.harness.messages import ToolResultMessage
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
+from perdure.harness.submission import Submission
 from perdure.harness.tool import tool
 from perdure.harness.wrappers import RunTwice
 from perdure.kernel.records import Failed
+from perdure.tasks import WaitCycle
 from perdure.testing.model import Reply, ScriptedModel, call, say
+from perdure.tools.subagents import subagent
 
 DECORATORS = [
     before_tool,
@@ -173,6 +178,85 @@ async def test_a_wrapper_that_exits_fails_its_call_h228() -> None:
         root = await harness.root()
         assert (await (await root.submit("hi")).answer()).text == "done"
         assert (await transcript(root))[2] == "tool-result a wrapper of the tool tried to end the process"
+
+
+# --- waiting for oneself ------------------------------------------------------------------------------------------
+
+
+async def idle(harness: Harness, _: Submission) -> None:
+    await (await harness.root()).idle()
+
+
+async def all_idle(harness: Harness, _: Submission) -> None:
+    await harness.idle()
+
+
+async def answered(_: Harness, submission: Submission) -> None:
+    await submission.answer()
+
+
+async def later_answered(harness: Harness, _: Submission) -> None:
+    await (await (await harness.root()).submit("And then?")).wait()
+
+
+async def called(harness: Harness, _: Submission) -> None:
+    await harness.wait_task(min(harness.session.live.settled))  # the run of the root, which came first
+
+
+@pytest.mark.parametrize("waits", [idle, all_idle, answered, later_answered, called])
+@pytest.mark.parametrize("who", ["tool", "hook", "child"])
+async def test_what_waits_for_its_own_run_is_told_so_t68(
+    waits: Callable[[Harness, Submission], Awaitable[None]], who: str
+) -> None:
+    """It would wait for ever."""
+    said: list[str] = []
+    submitted: asyncio.Future[Submission] = asyncio.get_running_loop().create_future()
+
+    async def wait() -> None:
+        with pytest.raises(WaitCycle) as caught:
+            await waits(harness, await submitted)
+        said.append(str(caught.value))
+
+    @tool(replay="safe")
+    async def look() -> str:
+        """Look."""
+        if who != "hook":
+            await wait()
+        return "seen"
+
+    @before_tool
+    async def check(_: HookCall) -> None:
+        if who == "hook":
+            await wait()
+
+    replies: dict[str, list[Reply]] = {
+        "Go.": [call("subagent", prompt="Look.") if who == "child" else call("look"), say("done")],
+        "Look.": [call("look"), say("looked")],
+        "And then?": [say("then")],
+    }
+    tools = (look, subagent())
+    extensions = [Extension("h", hooks=[check])]
+    async with opened(ScriptedModel(replies), tools=tools, extensions=extensions) as harness:
+        submitted.set_result(await (await harness.root()).submit("Go."))
+        assert (await (await submitted).answer()).text == "done"
+        assert len(said) == 1
+        assert "would wait for itself" in said[0]
+        await harness.idle()
+
+
+async def test_what_a_tool_has_begun_beside_itself_may_wait_for_its_run_t68() -> None:
+    beside: list[asyncio.Future[None]] = []
+
+    @tool(replay="safe")
+    async def look(call: ToolCall) -> str:
+        """Look."""
+        beside.append(asyncio.ensure_future(call.harness.idle()))
+        await rest()
+        return "seen"
+
+    async with opened(ScriptedModel([call("look"), say("done")]), tools=(look,)) as harness:
+        assert (await (await (await harness.root()).submit("Go.")).answer()).text == "done"
+        await beside[0]
 
 
 # --- wrappers -----------------------------------------------------------------------------------------------------

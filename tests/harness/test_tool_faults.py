@@ -96,6 +96,19 @@ async def test_whatever_a_tool_raises_is_its_result(world: ToolWorld, function: 
     assert (result.code, world.session.failed) == ("tool_error", None)
 
 
+async def test_a_tool_that_raises_generator_exit_fails_its_call_alone(world: ToolWorld) -> None:
+    """Nobody closed its coroutine."""
+
+    @tool
+    async def leave() -> str:
+        """Leave."""
+        raise GeneratorExit
+
+    await world.open(leave)
+    assert (await world.run("leave")).code == "interrupted"
+    assert world.session.failed is None
+
+
 async def test_arguments_nested_without_end_are_invalid(world: ToolWorld) -> None:
     await world.open(add)
     result = await world.run("add", raw=msgspec.json.encode("[" * 100_000))

@@ -163,7 +163,7 @@ class ToolCall:
     @property
     def harness(self) -> Harness:
         """The one that the call runs in: for conversations that the call owns, which are aborted with it, and whatever
-        else goes by ids. Waiting in a call for its own conversation would wait for ever. Raises CallRefused outside."""
+        else goes by ids. Waiting in a call for its own conversation raises WaitCycle. Raises CallRefused outside."""
         if self._harness is None:
             raise CallRefused(f"call {self.id} of {self.name!r} runs in no harness")
         return self._harness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, overload
 
 import msgspec
@@ -85,7 +86,7 @@ class Settlements:
         tasks.on_blocked(self._blocked)
 
     async def settled(self, id: int, conversation_id: int, *, through_blocked: bool) -> SubmissionRecord:
-        """The submission, once it is done or unanswered. Raises NotFound, WorkBlocked."""
+        """The submission, once it is done or unanswered. Raises NotFound, WorkBlocked, WaitCycle."""
         # First in line, then looked up: no gap in which it might settle unseen.
         waiting = _Waiting(id, conversation_id, through_blocked, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(id, {})[waiting] = None
@@ -97,6 +98,7 @@ class Settlements:
             # whoever looks at anything else next finds it settled too.
             if record.settled and id not in self._session.staged.submissions:
                 return record
+            self._tasks.refuse_own(self._runs(conversation_id))
             if not through_blocked:
                 self._refuse_blocked(conversation_id)
             return await waiting.future
@@ -121,11 +123,14 @@ class Settlements:
 
     def _refuse_blocked(self, conversation_id: int) -> None:
         """Raise WorkBlocked if the conversation's run cannot go on by itself (rule T47)."""
-        if not self._tasks.blocked_tasks:
-            return
+        if self._tasks.blocked_tasks:
+            for id in self._runs(conversation_id):
+                self._tasks.refuse_blocked(id)
+
+    def _runs(self, conversation_id: int) -> Iterator[int]:
         for record in self._session.live.settled.values():
             if record.kind == GENERATION and record.conversation_id == conversation_id:
-                self._tasks.refuse_blocked(record.id)
+                yield record.id
 
     def _blocked(self, _record: TaskRecord) -> None:
         for waits in self._waiting.values():
@@ -194,8 +199,8 @@ class Submission:
 
         One that a failed run left in the queue waits on, for the next input to place it (rule H51).
 
-        Raises WorkBlocked if the run it waits for cannot go on by itself, unless ``through_blocked``. Cancelling this
-        wait, or its context, ends the wait alone.
+        Raises WorkBlocked if the run it waits for cannot go on by itself, unless ``through_blocked``; WaitCycle in the
+        code of a tool or a hook that this run waits for. Cancelling this wait, or its context, ends the wait alone.
         """
         self._harness.resume()
         settled = self._harness.settlements.settled(self.id, self.conversation_id, through_blocked=through_blocked)

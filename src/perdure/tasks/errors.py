@@ -32,15 +32,25 @@ def error_text(error: BaseException) -> str:
     return text[:MAX_ERROR_TEXT].encode("utf-8", "replace").decode()
 
 
-def is_own_failure(error: BaseException) -> bool:
-    """Whether user code failed by itself: it was not its asyncio task that was cancelled, nor the process told to end.
+def is_own_failure(error: BaseException, own: asyncio.Task[None] | None = None) -> bool:
+    """Whether user code failed by itself: it was not its asyncio task that was cancelled, nor the process told to end,
+    nor its coroutine closed.
 
-    To be asked where the error was caught.
+    To be asked where the error was caught. ``own``: the asyncio task that runs it; a coroutine is closed from outside.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or task.cancelling() == 0
-    return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
+    if isinstance(error, GeneratorExit):
+        return own is not None and _runs_now(own)
+    return not isinstance(error, (KeyboardInterrupt, SystemExit))
+
+
+def _runs_now(task: asyncio.Task[None]) -> bool:
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no event loop runs any more
+        return False
 
 
 class TaskDefinitionError(PerdureError, TypeError):

@@ -109,7 +109,7 @@ class Invocation:
         try:
             await getattr(run.fit.task, self.phase)(run)
         except BaseException as raised:
-            if not is_own_failure(raised) or (self.stopping and isinstance(raised, asyncio.CancelledError)):
+            if not is_own_failure(raised, self.task) or (self.stopping and isinstance(raised, asyncio.CancelledError)):
                 raise
             error = raised  # the task's own code: its failure is the task's (rule T19)
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -27,7 +27,7 @@ from perdure.tasks import inspect as looking
 from perdure.tasks.alarm import Alarm, due_at
 from perdure.tasks.blocking import Blocked, Fit, quick_verdict, resolve
 from perdure.tasks.derive import Derivation, Mode, began, resumed, stood_down
-from perdure.tasks.errors import BlockedReason, TaskEnded, WorkBlocked
+from perdure.tasks.errors import BlockedReason, TaskEnded, WaitCycle, WorkBlocked
 from perdure.tasks.inspect import LiveTask, TaskNode, Wake
 from perdure.tasks.invocation import Invocation
 from perdure.tasks.ownership import WorkTree
@@ -61,6 +61,8 @@ class TaskRuntime:
         self.mode: Mode = "off"
         self.waits = Waits()
         self.invocations: dict[int, Invocation] = {}
+        self._code: dict[asyncio.Task[None], int] = {}
+        """Whose code an asyncio task runs."""
         self.overdue: dict[int, Invocation] = {}
         """Those that were asked to stop and did not within the drain bound."""
         self.blocked_tasks: dict[int, Blocked] = {}
@@ -174,12 +176,14 @@ class TaskRuntime:
         """How the task ends, once it has. Starts the scheduler. Cancelling the wait leaves the work alone (rule T77).
 
         Raises WorkBlocked if the task, or something it needs to end, cannot go on by itself, unless
-        ``through_blocked`` asks to wait for that too (rule T47); NotFound; SessionClosed, SessionFailed.
+        ``through_blocked`` asks to wait for that too (rule T47); WaitCycle (T68); NotFound; SessionClosed,
+        SessionFailed.
         """
         outcome = await self.outcome(task_id, context=context)
         if outcome is not None:
             return outcome
         self.resume()
+        self.refuse_own([task_id])
 
         def check() -> Outcome | None:
             record = self.session.live.settled.get(task_id)
@@ -212,13 +216,16 @@ class TaskRuntime:
                 return tree.ordinary_to_root(record, live.get)
             return record.conversation_id == here and record.owner is None and not record.background
 
+        def under() -> Iterable[TaskRecord]:
+            return live.values() if here is None else tree.owned_by_conversation(here, live.get)
+
+        self.refuse_own(record.id for record in under() if counts(record))
         seen: int | None = None
 
         def check() -> bool | None:
             nonlocal seen
             if seen not in live:  # as long as that one is live, no other need be looked for
-                under = live.values() if here is None else tree.owned_by_conversation(here, live.get)
-                seen = next((record.id for record in under if counts(record)), None)
+                seen = next((record.id for record in under() if counts(record)), None)
                 if seen is None:
                     return True
             if not through_blocked:
@@ -226,6 +233,15 @@ class TaskRuntime:
             return None
 
         await self.waits.until(check, task=None, context=context)
+
+    def refuse_own(self, on: Iterable[int]) -> None:
+        """Raise WaitCycle if this is the code of a task that one of these needs to end first (rule T68). What such code
+        has begun beside itself may wait."""
+        mine = None if (task := asyncio.current_task()) is None else self._code.get(task)
+        if mine is not None:
+            cycle = self.tree.cycle(mine, on, self.session.live.settled.get)
+            if cycle is not None:
+                raise WaitCycle(cycle)
 
     def _refuse_blocked(self, needed: Callable[[TaskRecord], bool]) -> None:
         """Raise WorkBlocked if any live task that ``needed`` accepts needs something blocked to end first."""
@@ -427,6 +443,7 @@ class TaskRuntime:
     def _start(self, record: TaskRecord) -> None:
         invocation = Invocation(self, record, self._variables.copy())
         self.invocations[record.id] = invocation
+        self._code[invocation.task] = record.id
         invocation.task.add_done_callback(lambda _: self._invocation_ended(invocation))
 
     def _stop_one(self, invocation: Invocation) -> None:
@@ -436,6 +453,7 @@ class TaskRuntime:
 
     def _invocation_ended(self, invocation: Invocation) -> None:
         id, task = invocation.id, invocation.task
+        self._code.pop(task, None)
         if self.invocations.get(id) is invocation:
             del self.invocations[id]
             self.overdue.pop(id, None)
