@@ -15,11 +15,16 @@ from perdure.harness.repair import Schema, repaired
 from perdure.harness.tool import ToolResult
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import JsonValue, check_json, encode_json
+from perdure.tools.mcp.weighing import MAX_STEPS, require_traceable, steps_of
 
 MAX_SCHEMA: Final = 256 * 1024
 """Bytes of JSON that one schema may take."""
-BACKTRACKS: Final = 100_000
+BACKTRACKS: Final = 10_000
 """Steps back of one pattern of a schema: some patterns need ever more of them."""
+MAX_PATTERN: Final = 1024 * 1024
+"""Bytes that one pattern of a schema may take, once it is made ready."""
+MAX_TOLD_STEPS: Final = 5_000
+"""Of a check whose problems are told: to tell them takes a thousand times as long as to find that there are some."""
 MAX_PROBLEM: Final = 300
 """Characters of what is told of one problem; a value stands in it."""
 
@@ -31,18 +36,20 @@ class BadSchema(ValueError):
 
 
 class Checker:
-    """Checks values against one schema. Nothing outside of the schema is ever fetched for it."""
+    """Checks values against one schema, in bounded time. Nothing outside of the schema is ever fetched for it."""
 
     def __init__(self, schema: Schema) -> None:
         """Raises BadSchema."""
+        self._schema = schema
         try:
             check_json(schema, at="schema")
             if len(encode_json(schema)) > MAX_SCHEMA:
                 raise BadSchema(f"its schema takes more than {MAX_SCHEMA} bytes")
+            require_traceable(schema)
             self._validator = jsonschema_rs.validator_for(
                 cast("dict[str, Any]", schema),
                 retriever=_fetch_nothing,
-                pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
+                pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=MAX_PATTERN),
             )
         except NotJson as error:
             raise BadSchema(f"its schema is no JSON: {error}") from None
@@ -52,6 +59,13 @@ class Checker:
             raise BadSchema(f"its schema is not valid: {_message(error)}") from None
 
     def problems(self, value: JsonValue) -> list[str]:
+        steps = steps_of(self._schema, value)
+        if steps > MAX_STEPS:
+            return [f"it takes more than {MAX_STEPS} steps to check by the schema, which is too much"]
+        if self._validator.is_valid(cast("Any", value)):
+            return []
+        if steps > MAX_TOLD_STEPS:
+            return ["it does not fit the schema, which is too large to say where"]
         found: list[str] = []
         for error in islice(self._validator.iter_errors(cast("Any", value)), MAX_PROBLEMS + 1):
             where = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in error.instance_path).lstrip(".")
