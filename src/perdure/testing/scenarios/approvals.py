@@ -11,8 +11,8 @@ from typing import cast
 
 import msgspec
 
-from perdure.harness.approval import ApprovalRefused, Approvals
-from perdure.harness.approval_rules import ApprovalRule, ArgumentBelow, ArgumentIs
+from perdure.harness.approval import APPROVAL, ApprovalRefused, Approvals, Decision
+from perdure.harness.approval_rules import ApprovalRule, ApprovalRules, ArgumentBelow, ArgumentIs
 from perdure.harness.approvals import Approval
 from perdure.harness.documents import TOOL_RESULT, ToolInput, ToolResultData
 from perdure.harness.handle import ToolCall
@@ -50,15 +50,37 @@ async def allow(approval: Approval) -> None:
     assert await approval.allow(by="ada") is True
 
 
+async def deny(approval: Approval) -> None:
+    """One is denied, and the model goes on with that; a decision that comes second changes nothing."""
+    if approval.tool == "measure":
+        await allow(approval)
+        return
+    assert await approval.deny("not today") is True
+    with suppress(ApprovalRefused):  # where the call has ended already
+        assert await approval.allow() is False
+
+
+async def edit(approval: Approval) -> None:
+    """One is allowed with other arguments: those run, under the key of the call, and the result says so."""
+    if approval.tool == "measure":
+        await approval.allow(arguments={"place": "sea"})
+    else:
+        await approval.allow(arguments={"rocket": "two"})
+
+
 def both() -> list[Reply]:
     return [calls(call("launch", rocket="one"), call("measure", place="sky", seconds=1)), say("done")]
 
 
-async def approval_allowed(host: Host) -> None:
-    """Two calls of a round are asked about and allowed: each runs as it would have without the question."""
-    tools = [launch(host), measure(host)]
-    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
-        await answered(host, harness, await root.submit("Go.", request_id="go"), allow)
+def decided(decide: Decide | None, policy: Approvals = ASKS) -> Callable[[Host], Awaitable[None]]:
+    """Two calls of a round are asked about, and somebody decides, or nobody."""
+
+    async def program(host: Host) -> None:
+        tools = [launch(host), measure(host)]
+        async with open_harness(host, both(), tools=tools, approvals=policy) as (harness, root):
+            await answered(host, harness, await root.submit("Go.", request_id="go"), decide)
+
+    return program
 
 
 async def approval_pending(host: Host) -> None:
@@ -80,20 +102,6 @@ async def approval_pending(host: Host) -> None:
         assert (await later.answer()).text == "then"
 
 
-async def approval_edited(host: Host) -> None:
-    """One is allowed with other arguments: those run, under the key of the call, and the result says so."""
-
-    async def elsewhere(approval: Approval) -> None:
-        if approval.tool == "measure":
-            await approval.allow(arguments={"place": "sea"})
-        else:
-            await approval.allow(arguments={"rocket": "two"})
-
-    tools = [launch(host), measure(host)]
-    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
-        await answered(host, harness, await root.submit("Go.", request_id="go"), elsewhere)
-
-
 def says_so(records: Records) -> Iterator[str]:
     """The model is told with what each call ran."""
     for text in result_texts(records):
@@ -101,28 +109,30 @@ def says_so(records: Records) -> Iterator[str]:
             yield f"a result says nothing of the edit: {text}"
 
 
-async def approval_denied(host: Host) -> None:
-    """One is denied, and the model goes on with that; a decision that comes second changes nothing."""
-
-    async def deny(approval: Approval) -> None:
-        if approval.tool == "measure":
-            await allow(approval)
-            return
-        assert await approval.deny("not today") is True
-        with suppress(ApprovalRefused):  # where the call has ended already
-            assert await approval.allow() is False
-
-    tools = [launch(host), measure(host)]
-    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
-        await answered(host, harness, await root.submit("Go.", request_id="go"), deny)
-
-
-async def approval_expired(host: Host) -> None:
-    """Nobody decides in time."""
+async def approval_too_late(host: Host) -> None:
+    """One is allowed in time, and its host comes back too late to use that; about the other one somebody decides too
+    late. Neither runs."""
     asks = Approvals(tools=("*",), expire_after_ms=5_000)
     tools = [launch(host), measure(host)]
     async with open_harness(host, both(), tools=tools, approvals=asks) as (harness, root):
-        await answered(host, harness, await root.submit("Go.", request_id="go"), None)
+        pending = await harness.approvals()  # nothing runs yet
+        for approval in pending:
+            if approval.tool == "launch":
+                await allow(approval)
+        if pending:
+            await host.clock.sleep(10)
+        for approval in pending:
+            try:
+                taken = await approval.allow()
+            except ApprovalRefused as error:
+                taken = error.reason != "expired"
+            assert not taken, f"a decision about {approval.tool} was taken too late, or refused for another reason"
+        submission = await root.submit("Go.", request_id="go")
+        harness.resume()
+        while await submission.status() != "done":
+            await host.clock.sleep(1)
+            if await harness.approvals():
+                host.die()
 
 
 async def approval_unconsumed(host: Host) -> None:
@@ -165,6 +175,47 @@ async def approval_rules(host: Host) -> None:
             await allow(approval)
 
         await answered(host, harness, await root.submit("Go.", request_id="go"), garden)
+
+
+async def approval_rule_revoked(host: Host) -> None:
+    """The rule that allows a call is revoked while that is prepared: a person is asked, who denies it."""
+
+    @tool(name="launch")
+    async def launch(rocket: str) -> str:
+        """Launch a rocket."""
+        host.effect(f"launch {rocket}")
+        return f"{rocket} is away"
+
+    @launch.intent
+    async def fuel(rocket: str) -> JsonValue:
+        await host.clock.sleep(0.3)
+        for rule in await harness.approval_rules():
+            await harness.remove_approval_rule(rule.id)
+        await host.clock.sleep(0.3)
+        return rocket
+
+    replies = [call("launch", rocket="one"), say("done")]
+    async with open_harness(host, replies, tools=[launch], approvals=ASKS) as (harness, root):
+        if await harness.session.snapshot(ApprovalRules) is None:
+            await harness.add_approval_rule(ApprovalRule(tool="launch"))
+
+        async def refuse(approval: Approval) -> None:
+            await approval.deny()
+
+        await answered(host, harness, await root.submit("Go.", request_id="go"), refuse)
+
+
+async def approval_forged(host: Host) -> None:
+    """Something is sent in the name of a decision: about other arguments, or another question."""
+    tools = [launch(host), measure(host)]
+    async with open_harness(host, both(), tools=tools, approvals=ASKS) as (harness, root):
+
+        async def forge(approval: Approval) -> None:
+            other = {"digest": "of something else"} if approval.tool == "launch" else {"expires_at": 10**15}
+            told = Decision(allow=True, digest=approval.digest, expires_at=approval.expires_at, at=approval.asked_at)
+            await harness.send_signal(approval.task, APPROVAL, {**msgspec.to_builtins(told), **other})
+
+        await answered(host, harness, await root.submit("Go.", request_id="go"), forge)
 
 
 async def approval_by_mail(host: Host) -> None:
@@ -350,7 +401,8 @@ APPROVALS = (
         ends=as_decided,
     ),
     scenario(
-        approval_allowed,
+        decided(allow),
+        name="approval-allowed",
         safe=effects("measure sky"),
         unsafe=effects("launch one"),
         tools=LAUNCH,
@@ -366,15 +418,30 @@ APPROVALS = (
         ends=ended_with(None, None),
     ),
     scenario(
-        approval_edited,
+        decided(edit),
+        name="approval-edited",
         safe=effects("measure sea"),
         unsafe=effects("launch two"),
         tools=LAUNCH,
         always=asked_first,
         ends=says_so,
     ),
-    scenario(approval_denied, safe=effects("measure sky"), always=asked_first, ends=ended_with("denied", None)),
-    scenario(approval_expired, always=asked_first, ends=ended_with("expired", "expired")),
+    scenario(
+        decided(deny),
+        name="approval-denied",
+        safe=effects("measure sky"),
+        always=asked_first,
+        ends=ended_with("denied", None),
+    ),
+    scenario(
+        decided(None, Approvals(tools=("*",), expire_after_ms=5_000)),
+        name="approval-expired",
+        always=asked_first,
+        ends=ended_with("expired", "expired"),
+    ),
+    scenario(approval_too_late, always=asked_first, ends=ended_with("expired", "expired"), steady=False),
+    scenario(approval_forged, always=asked_first, ends=ended_with("denied", "denied")),
+    scenario(approval_rule_revoked, always=asked_first, ends=ended_with("denied")),
     scenario(
         approval_unconsumed,
         safe=effects("measure sky"),
