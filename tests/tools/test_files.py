@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -147,18 +149,30 @@ async def test_what_is_no_text_file_is_refused(env: LocalEnvironment) -> None:
 
 
 def png(width: int, height: int) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIB", 13, b"IHDR", width, height, 8) + b"\0" * 40
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"\0" * 9) + chunk(b"IEND", b"")
 
 
+def webp(*chunks: tuple[bytes, bytes]) -> bytes:
+    body = b"".join(name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2) for name, data in chunks)
+    return b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body
+
+
+LOSSY = b"VP8 ", b"\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 640, 480) + b"pixels"
 IMAGES = {
     "image/png": png(640, 480),
-    "image/gif": b"GIF89a" + struct.pack("<HH", 640, 480) + b"\0" * 20,
-    "image/jpeg": b"\xff\xd8\xff\xe0\0\x10JFIF" + b"\0" * 10 + b"\xff\xff\xc2\0\x11\x08" + struct.pack(">HH", 480, 640),
-    "image/webp": b"RIFF\0\0\0\0WEBPVP8 \0\0\0\0\0\0\0\x9d\x01\x2a" + struct.pack("<HH", 640, 480),
-}
+    "image/gif": b"GIF89a" + struct.pack("<HHBBB", 640, 480, 0x80, 0, 0) + b"\0" * 6  # two colours
+    + b"\x21\xf9\x04\0\0\0\0\0" + b"\x2c" + struct.pack("<HHHHB", 0, 0, 640, 480, 0) + b"\x02\x02ab\0\x3b",
+    "image/jpeg": b"\xff\xd8\xff\xe0\0\x10JFIF" + b"\0" * 10 + b"\xff\xff\xc2\0\x11\x08" + struct.pack(">HH", 480, 640)
+    + b"\0" * 10 + b"\xff\xda\0\x02pixels\xff\xd9",
+    "image/webp": webp(LOSSY),
+}  # fmt: skip
 WEBP = {
-    "lossless": b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f" + struct.pack("<I", 639 | 479 << 14),
-    "extended": b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + (639).to_bytes(3, "little") + (479).to_bytes(3, "little"),
+    "lossless": webp((b"VP8L", b"\x2f" + struct.pack("<I", 639 | 479 << 14))),
+    "extended": webp((b"VP8X", b"\0" * 4 + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")), LOSSY),
 }
 
 
@@ -177,23 +191,68 @@ def test_the_other_kinds_of_webp_tell_their_size_h361(kind: str) -> None:
     assert contents.picture(WEBP[kind]) == contents.Picture("image/webp", 640, 480)
 
 
-@given(st.sampled_from(sorted(IMAGES)), st.integers(3, 60), st.binary(max_size=40))
-def test_an_image_that_is_damaged_tells_no_size_and_harms_nothing_h361(kind: str, kept: int, rest: bytes) -> None:
+@given(st.sampled_from(sorted(IMAGES)), st.integers(3, 90), st.binary(max_size=40))
+def test_whatever_follows_the_beginning_of_an_image_harms_nothing_h361(kind: str, kept: int, rest: bytes) -> None:
     data = IMAGES[kind][:kept] + rest
-    found = contents.picture(data)
-    assert (found is None) == (contents.media_type(data) is None)
+    with contextlib.suppress(contents.DamagedImage):
+        assert (contents.picture(data) is None) == (contents.media_type(data) is None)
     assert contents.describe(data)
+
+
+@pytest.mark.parametrize("kind", sorted(IMAGES))
+async def test_an_image_that_ends_too_early_is_refused_wherever_it_ends_h361(env: LocalEnvironment, kind: str) -> None:
+    """A provider would refuse it, and with it every later request of the conversation."""
+    whole = IMAGES[kind]
+    for kept in range(24, len(whole) - 1):  # A GIF is shown without its last byte.
+        with pytest.raises(contents.DamagedImage):
+            contents.picture(whole[:kept])
+    await env.write_file("cut", whole[:-5])
+    with pytest.raises(NotAFile, match=rf"cut: is an image \({kind}, .* bytes\) that .*; it cannot be shown"):
+        await files.read(env, "cut")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (png(640, 480).replace(b"IHDR", b"IHDX"), "has a wrong check sum"),
+        (png(0, 480), "does not tell its size"),
+        (b"\x89PNG\r\n\x1a\n" + png(1, 1)[-12:], "has no header"),
+        (png(1, 1)[:33] + png(1, 1)[-12:], "has no pixels"),
+        (IMAGES["image/gif"][:13] + b"\0" * 6 + b"\x3b", "has no pixels"),
+        (b"\xff\xd8\xff\xd9" + b"\0" * 20, "has no pixels"),
+        (webp((b"EXIF", b"1234")), "has no pixels"),
+        (webp((b"VP8 ", b"1234567890")), "has no header"),
+    ],
+)
+def test_what_only_begins_like_an_image_says_what_is_wrong_h361(data: bytes, why: str) -> None:
+    with pytest.raises(contents.DamagedImage, match=why):
+        contents.picture(data)
+
+
+async def test_a_text_that_begins_like_an_image_is_a_text_h361(env: LocalEnvironment) -> None:
+    for text in ("GIF89a is a format\n", "RIFFabcdWEBP\n"):
+        await env.write_file("f", text.encode())
+        assert (await files.read(env, "f")).content == text
+
+
+async def test_an_image_of_too_many_pixels_is_refused_h361(env: LocalEnvironment) -> None:
+    await env.write_file("wide", png(8000, 1))
+    assert (await files.read(env, "wide")).image is not None
+    await env.write_file("bomb", png(60_000, 60_000))
+    with pytest.raises(FileTooLarge, match=r"bomb: is an image .* 60000 x 60000 pixels, more than the 8000"):
+        await files.read(env, "bomb")
 
 
 async def test_an_image_that_is_too_large_is_refused_h361(
     env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_IMAGE", 50)
-    await env.write_file("small", png(1, 1)[:50])
-    await env.write_file("large", png(1, 1)[:51])
-    assert (await files.read(env, "small")).image is not None
-    with pytest.raises(FileTooLarge, match=r"large: is an image \(image/png\) of 51 bytes, more than the 50"):
-        await files.read(env, "large")
+    data = png(1, 1)
+    await env.write_file("image", data)
+    monkeypatch.setattr(files, "MAX_IMAGE", len(data))
+    assert (await files.read(env, "image")).image is not None
+    monkeypatch.setattr(files, "MAX_IMAGE", len(data) - 1)
+    with pytest.raises(FileTooLarge, match=rf"image: is an image \(image/png\) of {len(data)} bytes, more than the "):
+        await files.read(env, "image")
 
 
 async def test_text_that_is_not_utf_8_is_shown_as_it_can_be(env: LocalEnvironment) -> None:

@@ -30,6 +30,8 @@ MAX_EDIT = 16 * 1024 * 1024
 """Bytes of the largest file that is edited."""
 MAX_IMAGE = 3_750_000
 """Bytes of the largest image that is shown: with base64 they are the 5 MB that providers take."""
+MAX_SIDE = 8000
+"""Pixels of the longer side of an image; so many do providers take."""
 _CHUNK = 256 * 1024
 _COUNT_LINES = 16 * 1024 * 1024
 """Files up to so many bytes are read to their end to tell how many lines they have."""
@@ -63,9 +65,9 @@ async def read(
     info = await _regular_file(environment, path)
     reader = _Lines(environment, path)
     head = await reader.begin()
-    if (kind := contents.media_type(head)) is not None:
-        return await _image(environment, path, kind, info.size)
-    if b"\0" in head[:_PROBE]:
+    if b"\0" in head[:_PROBE]:  # All images have one; a text may begin as if it were one.
+        if (kind := contents.media_type(head)) is not None:
+            return await _image(environment, path, kind, info.size)
         raise NotAFile(path, f"is not text but {contents.describe(head)} ({info.size} bytes)")
     skipped = await reader.skip(first - 1)
     if skipped < first - 1 or (first > 1 and reader.ended):
@@ -91,11 +93,18 @@ async def _image(environment: ExecutionEnvironment, path: str, kind: str, size: 
     if size > MAX_IMAGE:
         raise FileTooLarge(path, f"is an image ({kind}) of {size} bytes, more than the {MAX_IMAGE} that can be shown")
     data = await environment.read_file(path, length=MAX_IMAGE)
-    found = contents.picture(data)
+    # What a provider refuses it refuses in every later request, too: nothing that may be so is shown.
+    try:
+        found = contents.picture(data)
+    except contents.DamagedImage as error:
+        raise NotAFile(path, f"is an image ({kind}, {size} bytes) that {error}; it cannot be shown") from error
     if found is None:
         raise FileChanged(path, "was changed while it was read; try again")
+    measure = f"{found.width} x {found.height} pixels"
+    if max(found.width, found.height) > MAX_SIDE:
+        raise FileTooLarge(path, f"is an image ({kind}) of {measure}, more than the {MAX_SIDE} a side can have")
     return Answer(
-        f"{path}: {found.media_type}, {found.size}, {len(data)} bytes",
+        f"{path}: {found.media_type}, {measure}, {len(data)} bytes",
         {
             "path": path,
             "media_type": found.media_type,
