@@ -148,7 +148,7 @@ async def test_with_its_space_it_is_gone_s170(world: World) -> None:
         *_, seen, stopped, none = await said(world, harness, request_id="two")
         assert seen == f"[1: lost ({GONE}); no output.]"
         assert stopped == f"1: lost ({GONE})."
-        assert none.startswith("no command in the background of this Space has the id 9")
+        assert none.startswith("no command in the background has the id '9'")
 
 
 async def test_a_call_that_is_cut_off_while_it_starts_one_finds_it_again_s168(world: World) -> None:

@@ -106,14 +106,14 @@ async def test_so_many_run_and_so_much_is_kept_h367(env: LocalEnvironment, monke
     for _ in range(4):
         await ended(env, (await env.start_background("true")).id)
     assert len(await env.background()) == 3
-    with pytest.raises(NoSuchCommand, match=f"no command in the background has the id {loud.id}"):
+    with pytest.raises(NoSuchCommand, match=f"no command in the background has the id '{loud.id}'"):
         await env.read_background(loud.id)
 
 
 @pytest.mark.parametrize("id", ["", "../x", "deadbee", "DEADBEEF", "a" * 500, "deadbeef"])
 async def test_an_id_that_is_none_is_refused_h366(env: LocalEnvironment, id: str) -> None:
     for asked in (env.read_background(id), env.stop_background(id)):
-        with pytest.raises(NoSuchCommand, match=r"no id of a command|no command in the background"):
+        with pytest.raises(NoSuchCommand, match="no command in the background has the id"):
             await asked
 
 

@@ -1294,7 +1294,7 @@ class Resolver:
                     raise self._outside(path)
                 os.close(opened.pop())
                 continue
-            last = all(other in (b"", b".") for other in pending)
+            last = not pending
             if last and not follow:
                 return part
             if not last:
@@ -1309,10 +1309,14 @@ class Resolver:
             except OSError as error:
                 if last and error.errno in (errno.EINVAL, errno.ENOENT):
                     return part
+                if error.errno != errno.EINVAL:
+                    raise
                 raise fail_of(OSError(errno.ENOTDIR, "not a directory"), path) from None
             links += 1
             if links > LINKS:
-                raise Fail("io_error", "too many symbolic links", path=text_of(path), errno="ELOOP")
+                raise Fail(
+                    "io_error", f"goes through more than {LINKS} symbolic links", path=text_of(path), errno="ELOOP"
+                )
             if target.startswith(b"/"):
                 if target != self.prefix and not target.startswith(self.prefix + b"/"):
                     raise self._outside(path)
@@ -4236,8 +4240,11 @@ class Daemon:
                     else:
                         yield from self.loop.offload(lambda: self._compose(descriptor, digests))
                     size = os.fstat(descriptor).st_size
+                    if old is not None:
+                        keep_owner(descriptor, old)
                     if mode is not None or old is not None:
-                        os.fchmod(descriptor, mode if mode is not None else stat.S_IMODE(old.st_mode if old else 0))
+                        # as any write: set-user-ID goes with the old content
+                        os.fchmod(descriptor, mode if mode is not None else (old.st_mode & 0o777 if old else 0))
                     final = os.fstat(descriptor).st_mode & 0o7777
                 finally:
                     os.close(descriptor)
@@ -4272,8 +4279,8 @@ class Daemon:
         return old
 
     def _make_parents(self, path: bytes) -> None:
-        parts = [part for part in path.split(b"/")[:-1] if part not in (b"", b".")]
-        for count in range(1, len(parts) + 1):
+        parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+        for count in range(1, len(parts)):
             with self.resolver.parent(b"/".join(parts[:count])) as (parent, name):
                 if name != b".":
                     with contextlib.suppress(FileExistsError):
@@ -4298,6 +4305,13 @@ class Daemon:
                 raise Fail("special_file", "not a regular file", path=text_of(path))
         yield from self.point("write.renamed")
         return {}, b""
+
+
+def keep_owner(descriptor: int, old: os.stat_result) -> None:
+    """As far as this user may."""
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        with contextlib.suppress(PermissionError):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
 
 
 def stat_json(name: bytes, status: os.stat_result) -> Json:

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from perdure.harness.environment import BackgroundCommand, CommandNotStarted, NoSuchCommand
+from perdure.harness.environment import BackgroundCommand, CommandNotStarted
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import BackgroundNote
 from perdure.spaces.wire import MAX_WAIT_MS, Command, ExecKey
-from perdure.tools.background import MOST_RUNNING, OUTPUT_LIMIT, SHOWN, check_range
+from perdure.tools.background import MOST_RUNNING, OUTPUT_LIMIT, SHOWN, check_range, no_such
 
 KILLED: Final = (
     "killed: the workspace was brought back to an earlier state, or another driver took the Space; what it did until "
@@ -132,5 +132,5 @@ class SpaceBackground:
 
     def _note(self, id: str) -> BackgroundNote:
         if id not in self._notes:
-            raise NoSuchCommand(f"no command in the background of this Space has the id {id[:40]}, or not any more")
+            raise no_such(id)
         return self._notes[id]

@@ -60,7 +60,7 @@ from perdure.spaces.wire import Command, ExecKey, FileInfo, Limits
 from perdure.tools.background import MOST_OUTPUT
 from perdure.tools.command import INLINE_OUTPUT, CommandOutput
 from perdure.tools.searching import TIME_S, check_find, check_grep
-from perdure.tools.workspace import MAX_READ
+from perdure.tools.workspace import FULL, MAX_READ
 
 T = TypeVar("T")
 
@@ -444,10 +444,12 @@ class SpaceEnvironment:
             raise CallOver("the call this environment belongs to has ended")
         try:
             yield
+        except PathEscapes as error:
+            raise self._escapes(error.path) from error
         except SpaceFull as error:
-            raise FileError(path, "could not be written: the disk of the Space is full") from error
+            raise FileError(path, FULL) from error
         except SpaceRequestInvalid as error:
-            raise FileError(path, str(error)) from error
+            raise FileError(path, error.message) from error
         except SpaceRefused as error:
             if (reason := _LOST.get(type(error))) is None:
                 raise

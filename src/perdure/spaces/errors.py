@@ -75,6 +75,7 @@ class SpaceRefused(SpaceError):
         PerdureError.__init__(self, f"the Space refused {op}: {message} ({code})")
         self.op = op
         self.code = code
+        self.message = message
 
 
 class SpaceRequestInvalid(SpaceRefused):

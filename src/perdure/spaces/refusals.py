@@ -28,6 +28,7 @@ from perdure.spaces.errors import (
     SpaceRequestInvalid,
     SpaceTooLarge,
 )
+from perdure.tools.workspace import IS_DIRECTORY, IS_SPECIAL, NO_DIRECTORY, NOT_EMPTY
 
 LOST_CODES = frozenset({"stale_epoch", "stale_connection", "stale_boot", "workspace_gone"})
 """Codes after which this client has the Space no longer."""
@@ -50,11 +51,11 @@ _REFUSALS: dict[str, type[SpaceRefused]] = {
 _FILE_ERRORS: dict[str, Callable[[str, str], FileError]] = {
     "outside_workspace": lambda path, _: PathEscapes(path, "leads out of the workspace; use a path inside it"),
     "not_found": lambda path, _: FileMissing(path, "does not exist"),
-    "special_file": lambda path, _: NotAFile(path, "is a pipe, socket, device or link, not a regular file"),
-    "is_a_directory": lambda path, _: NotAFile(path, "is a directory, not a regular file"),
-    "not_a_directory": lambda path, _: FileError(path, "is not a directory, or goes through something that is none"),
-    "not_empty": lambda path, _: FileError(path, "is a directory that is not empty"),
-    "permission_denied": lambda path, _: FileError(path, "permission denied"),
+    "special_file": lambda path, _: NotAFile(path, IS_SPECIAL),
+    "is_a_directory": lambda path, _: NotAFile(path, IS_DIRECTORY),
+    "not_a_directory": lambda path, _: FileError(path, NO_DIRECTORY),
+    "not_empty": lambda path, _: FileError(path, NOT_EMPTY),
+    "permission_denied": lambda path, message: FileError(path, message.lower()),
     "changed": lambda path, _: FileChanged(path, "was changed meanwhile; read it again"),
     "too_large": lambda path, message: FileError(path, f"is over a bound of the Space: {message}"),
     "io_error": lambda path, message: FileError(path, message.lower()),
@@ -74,7 +75,7 @@ def exception(op: str, error: ErrorAnswer, claim: Claim | None, path: str | None
     if error.code in LOST_CODES:
         return _stale(op, error, claim)
     if op in FILE_OPS and error.code in _FILE_ERRORS:
-        return _FILE_ERRORS[error.code](path or error.path or ".", error.message)
+        return _FILE_ERRORS[error.code](error.path or "." if path is None else path, error.message)
     if error.code == "processes_remain":
         return SpaceProcessesRemain(op, error.message, error.pids)
     if error.code == "changed":

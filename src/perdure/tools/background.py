@@ -253,7 +253,7 @@ class LocalBackground:
     def _path(self, id: str) -> str:
         """Of a record. Raises NoSuchCommand for what is no id."""
         if _ID.fullmatch(id) is None:
-            raise NoSuchCommand(f"{id[:40]!r} is no id of a command in the background")
+            raise no_such(id)
         return os.path.join(self._spills.directory, f"command-{id}.json")
 
     def _begin(self, record: _Record) -> tuple[str, int]:
@@ -311,6 +311,10 @@ def check_range(offset: int, length: int, wait_ms: int) -> None:
         )
 
 
+def no_such(id: str) -> NoSuchCommand:
+    return NoSuchCommand(f"no command in the background has the id {id[:40]!r}, or not any more")
+
+
 def _output_of(path: str) -> str:
     return path.removesuffix(".json") + ".log"
 
@@ -354,8 +358,7 @@ def _load(path: str) -> _Record:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=_Record)
     except (OSError, msgspec.MsgspecError) as error:
-        id = os.path.basename(path)[8:16]
-        raise NoSuchCommand(f"no command in the background has the id {id}; what was kept of it may be gone") from error
+        raise no_such(os.path.basename(path)[8:16]) from error
 
 
 def _remove(path: str) -> None:

@@ -15,6 +15,8 @@ from perdure.kernel.json import JsonValue
 
 DEFAULT_TIMEOUT_S = 600
 MAX_TIMEOUT_S = 24 * 3600
+MAX_COMMAND = 130_000
+"""Bytes of a command line; a little less than the system takes as one argument."""
 NOTES_BYTES = 1024
 NOTES_LINES = 4
 """What a result leaves to notes, so that notes and window together keep the limits of a result."""
@@ -37,8 +39,9 @@ async def bash(
 ) -> CommandAnswer:
     """Run it and show the end of its output. ``on_output`` gets the output as it comes.
 
-    Raises what the environment's ``exec`` raises; CommandNotStarted also for a time-out that is none.
+    Raises what the environment's ``exec`` raises; CommandNotStarted also for a command line or a time-out that is none.
     """
+    check_command(command)
     seconds = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise CommandNotStarted(f"a time-out is more than 0 and at most {MAX_TIMEOUT_S} seconds, not {seconds:g}")
@@ -65,6 +68,17 @@ async def bash(
         "output_path": None if shown.complete else result.output_path,
     }
     return CommandAnswer(_text(result, shown, seconds), details, failed=result.timed_out or result.exit_code != 0)
+
+
+def check_command(command: str) -> None:
+    """Raises CommandNotStarted for what no shell is given."""
+    size = len(command.encode("utf-8", "surrogateescape"))
+    if not command.strip() or "\0" in command:
+        raise CommandNotStarted("a command line is not empty and has no NUL byte")
+    if size > MAX_COMMAND:
+        raise CommandNotStarted(
+            f"a command line of {size} bytes is longer than the {MAX_COMMAND} it can have; write a file and run that"
+        )
 
 
 def _text(result: ExecResult, shown: Window, seconds: float) -> str:

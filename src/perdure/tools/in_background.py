@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.harness.environment import BackgroundCommand, CommandNotStarted, ExecutionEnvironment
+from perdure.harness.environment import BackgroundCommand, ExecutionEnvironment
 from perdure.harness.tool import ToolError
 from perdure.kernel.json import JsonValue
 from perdure.tools.background import MOST_WAIT_MS
+from perdure.tools.bash import check_command
 from perdure.tools.files import Answer
 from perdure.tools.looking import quoted
 
@@ -19,8 +20,7 @@ _SHOWN_LINES = 1990
 
 
 async def start(environment: ExecutionEnvironment, command: str) -> Answer:
-    if not command.strip() or "\0" in command:
-        raise CommandNotStarted("a command line is not empty and has no NUL byte")
+    check_command(command)
     started = await environment.start_background(command)
     # Where it is found running after a crash the result is to be the same: nothing of its state is in it.
     text = (

@@ -32,7 +32,7 @@ from perdure.harness.environment import (
 )
 from perdure.spaced import SPACED
 from perdure.tools.threads import Threads
-from perdure.tools.workspace import Workspace
+from perdure.tools.workspace import NO_DIRECTORY, Workspace, check_path
 
 MOST_FOUND = 10_000
 MOST_MATCHES = 1000
@@ -149,7 +149,11 @@ class Searcher:
 
     async def _ask(self, path: str, query: dict[str, Any]) -> _Answer | None:
         """None: it took too long."""
+        check_path(path)
         inside = self._below(path)
+        for name in ("pattern", "glob"):
+            if "\0" in (query.get(name) or ""):
+                raise FileError(path, f"{name} contains a NUL character")
         try:
             words = msgspec.json.encode(
                 {
@@ -186,6 +190,8 @@ class Searcher:
             return PathEscapes(path, f"leads out of the workspace {self._workspace.root}; use a path inside it")
         if code == "not_found":
             return FileMissing(path, "does not exist")
+        if code == "not_a_directory":
+            return FileError(path, NO_DIRECTORY)
         return FileError(path, message if code == "bad_request" else message.lower())
 
 

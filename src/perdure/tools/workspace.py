@@ -32,9 +32,16 @@ from perdure.harness.environment import (
 
 MAX_READ = 64 * 1024 * 1024
 """Bytes that one read takes into memory."""
+_CHUNK = 1024 * 1024
 _MAX_LINKS = 40
 _MAX_PATH = 4096
 """Bytes; as much as the system takes in one call."""
+IS_DIRECTORY = "is a directory, not a regular file"
+IS_SPECIAL = "is a pipe, socket, device or link, not a regular file"
+NO_DIRECTORY = "is not a directory, or goes through something that is none"
+NOT_EMPTY = "is a directory that is not empty"
+FULL = "could not be written: the disk is full"
+"""What a model is told is the same in a directory of this machine and in a Space."""
 _MAX_DEPTH = 100
 """Directories below the root that are open at once while a path is walked: descriptors are the whole host's."""
 _WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -68,13 +75,14 @@ class Workspace:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range begins at 0 or later and is not negative: {offset}, {length}")
         with self._place(path) as place, _opened(path, place) as (file, info):
-            left = max(0, info.st_size - offset)
+            # A file of /proc has more than the 0 bytes it tells of.
+            left = max(0, info.st_size - offset) if info.st_size else MAX_READ
             wanted = left if length is None else min(length, left)
             if wanted > MAX_READ:
                 raise FileTooLarge(path, f"{wanted} bytes are more than the {MAX_READ} one read takes; read a range")
             chunks: list[bytes] = []
             while wanted > 0:
-                chunk = os.pread(file, wanted, offset)
+                chunk = os.pread(file, min(wanted, _CHUNK), offset)
                 if not chunk:
                     break
                 chunks.append(chunk)
@@ -86,7 +94,7 @@ class Workspace:
         with self._place(path, make_parents=True) as place:
             before = _lstat(place)
             if place.name == "." or (before is not None and not stat.S_ISREG(before.st_mode)):
-                raise NotAFile(path, f"is {_KIND_NAMES[_kind(before)]}, only a regular file can be replaced")
+                raise NotAFile(path, IS_DIRECTORY if _kind(before) == "directory" else IS_SPECIAL)
             temporary = _write_beside(place, data, before, mode)
             try:
                 with _replacing:
@@ -103,8 +111,10 @@ class Workspace:
             with self._place(path) as place:
                 info = _lstat(place)
                 return None if info is None else _file_stat(os.path.basename(place.path), info)
-        except FileMissing:
-            return None
+        except FileError as error:
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            raise
 
     def list(self, path: str, limit: int) -> Listing:
         with self._place(path) as place:
@@ -179,10 +189,10 @@ class Workspace:
 
     @contextlib.contextmanager
     def _place(self, path: str, *, follow_last: bool = True, make_parents: bool = False) -> Generator[_Place]:
-        """Walk to where ``path`` leads. The last name need not exist; those before it must, or are made."""
+        """Walk to where ``path`` leads. The last name need not exist; those before it must, or are made where the path
+        itself names them, not a link."""
+        check_path(path)
         with _reported(path), contextlib.ExitStack() as opened:
-            if len(os.fsencode(path)) > _MAX_PATH:
-                raise FileError(f"{path[:100]}...", f"is longer than the {_MAX_PATH} bytes a path can have")
             walked: list[tuple[int, str]] = [(os.open(self._top, _WALK), self._top.rstrip("/"))]
             opened.callback(lambda: [os.close(directory) for directory, _ in walked])
             if os.path.isabs(path):
@@ -191,6 +201,8 @@ class Workspace:
                 start = "" if self._confine else self.real_root[1:] + "/"
                 parts = deque((start + path).split("/"))
             links = 0
+            own = len(parts) + 1
+            """So many of ``parts``, at its end, are at most left of the path itself; those before are of a link."""
             while parts:
                 part = parts.popleft()
                 if part in ("", "."):
@@ -208,6 +220,7 @@ class Workspace:
                     links += 1
                     if links > _MAX_LINKS:
                         raise FileError(path, f"goes through more than {_MAX_LINKS} symbolic links")
+                    own = min(own, len(parts))
                     target = os.readlink(part, dir_fd=directory)
                     if os.path.isabs(target):
                         while len(walked) > 1:
@@ -221,7 +234,7 @@ class Workspace:
                     return
                 if len(walked) + (len(parts) if info is None else 0) > _MAX_DEPTH:  # Before anything is made.
                     raise FileError(path, f"is more than {_MAX_DEPTH} directories deep")
-                if info is None and make_parents:
+                if info is None and make_parents and len(parts) < own and any(name not in ("", ".") for name in parts):
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(part, dir_fd=directory)
                     _sync_directory(directory)
@@ -237,16 +250,29 @@ def _reported(path: str) -> Generator[None]:
         yield
     except FileNotFoundError as error:
         raise FileMissing(path, "does not exist") from error
-    except PermissionError as error:
-        raise FileError(path, "permission denied") from error
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise FileError(path, "became a symbolic link while it was being opened; try again") from error
-        raise FileError(path, (error.strerror or str(error)).lower()) from error
-    except (UnicodeEncodeError, ValueError) as error:
-        if isinstance(error, UnicodeEncodeError) or "null" in str(error):
-            raise FileError(repr(path), "is not a name a file can have") from error
-        raise
+        raise FileError(path, _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()) from error
+
+
+_REASONS = {
+    errno.ELOOP: "became a symbolic link while it was being opened; try again",
+    errno.ENOTDIR: NO_DIRECTORY,
+    errno.ENOTEMPTY: NOT_EMPTY,
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+}
+
+
+def check_path(path: str) -> None:
+    """Raises FileError for what no file can be named."""
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise FileError(repr(path[:100]), "is not a name a file can have") from error
+    if b"\0" in raw:
+        raise FileError(repr(path[:100]), "a path has no NUL byte")
+    if len(raw) > _MAX_PATH:
+        raise FileError(repr(path[:100]), f"a path of {len(raw)} bytes is longer than the {_MAX_PATH} a path can have")
 
 
 @contextlib.contextmanager
@@ -256,7 +282,7 @@ def _opened(path: str, place: _Place) -> Generator[tuple[int, os.stat_result]]:
     try:
         info = os.fstat(file)
         if not stat.S_ISREG(info.st_mode):
-            raise NotAFile(path, f"is {_KIND_NAMES[_kind(info)]}, not a regular file")
+            raise NotAFile(path, IS_DIRECTORY if stat.S_ISDIR(info.st_mode) else IS_SPECIAL)
         yield file, info
     finally:
         os.close(file)
@@ -331,14 +357,6 @@ def _lstat(place: _Place) -> os.stat_result | None:
         return os.lstat(place.name, dir_fd=place.directory)
     except FileNotFoundError:
         return None
-
-
-_KIND_NAMES: dict[FileKind, str] = {
-    "file": "a file",
-    "directory": "a directory",
-    "symlink": "a symbolic link",
-    "other": "a pipe, socket or device",
-}
 
 
 def _kind(info: os.stat_result | None) -> FileKind:
