@@ -36,7 +36,7 @@ from perdure import Harness, SqliteStorage
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.spaces.durable import durable_space
 from perdure.spaces.local import LocalSpaces
-from perdure.spaces.scope import EXTERNAL_PIN, SpaceScope
+from perdure.spaces.scope import SpaceScope
 from perdure.testing.model import ScriptedModel, call, say
 from perdure.tools.coding import coding_tools
 from perdure.tools.local import LocalEnvironment
@@ -52,6 +52,8 @@ SIZE = 4096
 COMMAND = f"head -c {SIZE} /dev/urandom > changed"
 BYTES = {200: 5120, 10_000: 4096, 50_000: 1024}
 """Of a file, by how many there are."""
+PIN = 1 << 40
+"""Who needs the contents of a capture, where a call would stand: none has such an id."""
 MOST_CPU_MS, MOST_FLUSHES, MOST_SCANS = 4.0, 6, 1.5
 
 
@@ -187,9 +189,8 @@ def bare(folder: str) -> int:
 def have(program: str) -> bool:
     """Whether it is there; as root it is installed."""
     if shutil.which(program) is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "install", "-y", "-qq", program], **quiet, env=environment)
+        subprocess.run(["apt-get", "install", "-y", "-qq", program], capture_output=True, check=False, env=environment)
     if shutil.which(program) is None:
         print(f"{program} is missing: its rows are left out", file=sys.stderr)
     return shutil.which(program) is not None
@@ -287,9 +288,7 @@ class Tree:
             self._time(ways["bare scan"], lambda: bare(str(self.folder)))
             self._time(ways["find"], lambda: shell("find . -newer ../store.db > /dev/null", self.folder))
             change(self.folder)
-            captured = await self._wait(
-                ways["durable capture"], scope._capture(pin=EXTERNAL_PIN, freeze=True, sync=True)
-            )
+            captured = await self._wait(ways["durable capture"], scope._capture(pin=PIN, freeze=True, sync=True))
             assert [found.path for found in captured.changes] == [CHANGED]
             await self._wait(ways["durable undo"], scope._restore(floor=None))
             assert (self.folder / CHANGED).read_bytes() == content
