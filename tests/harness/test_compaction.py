@@ -12,7 +12,6 @@ from compaction_kit import (
     UNTOLD,
     asks_for_summary,
     compactions,
-    context,
     data_of,
     failure,
     fill,
@@ -281,21 +280,6 @@ async def test_a_second_overflow_of_the_run_ends_it_h139_h141() -> None:
             assert len(summaries(scripted)) == run, "each run may once"
             assert len(turns(scripted)) == 3 + 2 * run
         assert (await (await root.submit("something else")).answer()).text == "ok"
-
-
-async def test_a_second_overflow_ends_the_run_though_more_could_be_cut_h139() -> None:
-    """Once is for the run: what another compaction might still free does not count."""
-    scripted = model(lambda request: fail("overflow", "too long for me"), window=20_000)
-    async with opened(scripted, compaction=Compaction(keep_recent_tokens=4_000, background_tokens=0)) as harness:
-        root = await harness.root()
-        await root.set_compaction(enabled=False)
-        for _ in range(30):
-            await root.write(Note(text=LONG))
-        await root.set_compaction(enabled=None)
-        record = await (await root.submit("and now?")).wait()
-        assert (record.reason, record.detail) == ("model_error", "overflow: too long for me")
-        assert (len(turns(scripted)), len(summaries(scripted))) == (2, 1)
-        assert texts(await context(harness, root)).count(LONG) > 4, "there was more to cut"
 
 
 @pytest.mark.parametrize("why", ["disabled", "no cut"])

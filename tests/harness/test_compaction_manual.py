@@ -316,6 +316,13 @@ def test_whatever_is_set_the_points_are_in_order_h201(
     assert room_for(policy, {"enabled": False}, window).enabled is False
 
 
+def test_sizes_that_nobody_set_are_16384_20000_and_32768_tokens_or_a_quarter_of_the_window_h201() -> None:
+    wide = room_for(Compaction(), {}, 1_000_000)
+    assert (wide.enabled, wide.reserve, wide.keep, wide.background) == (True, 16_384, 20_000, 32_768)
+    narrow = room_for(Compaction(), {}, 40_000)
+    assert (narrow.enabled, narrow.reserve, narrow.keep, narrow.background) == (True, 10_000, 10_000, 10_000)
+
+
 # --- forks and reopens ------------------------------------------------------------------------------------------
 
 

@@ -291,3 +291,37 @@ async def test_a_beginning_of_somebody_else_that_came_meanwhile_is_not_replaced_
         assert texts(await context(harness, root))[0] == "in my own words"
         assert isinstance(await harness.wait_task(await root.compact()), Completed)
         assert has_summary(await context(harness, root))
+
+
+async def test_a_second_overflow_ends_the_run_though_more_could_be_cut_h139() -> None:
+    """Once is for the run: what another compaction might still free does not count."""
+    scripted = model(lambda request: fail("overflow", "too long for me"), window=20_000)
+    async with opened(scripted, compaction=Compaction(keep_recent_tokens=4_000, background_tokens=0)) as harness:
+        root = await harness.root()
+        await root.set_compaction(enabled=False)
+        for _ in range(30):
+            await root.write(Note(text=LONG))
+        await root.set_compaction(enabled=None)
+        record = await (await root.submit("and now?")).wait()
+        assert (record.reason, record.detail) == ("model_error", "overflow: too long for me")
+        assert (len(turns(scripted)), len(summaries(scripted))) == (2, 1)
+        assert texts(await context(harness, root)).count(LONG) > 4, "there was more to cut"
+
+
+async def test_a_run_that_waited_for_a_compaction_gets_none_for_an_overflow_h139() -> None:
+    """Whatever it waited for, it has had its one."""
+    scripted = model(
+        lambda request: fail("overflow", "too long for me") if has_summary(request.messages) else say("ok"),
+        window=20_000,
+    )
+    async with opened(scripted, compaction=Compaction(keep_recent_tokens=4_000, background_tokens=0)) as harness:
+        root = await harness.root()
+        await root.set_compaction(enabled=False)
+        for _ in range(45):
+            await root.write(Note(text=LONG))
+        await root.set_compaction(enabled=None)
+        record = await (await root.submit("and now?")).wait()
+        assert (record.reason, record.detail) == ("model_error", "overflow: too long for me")
+        assert [data_of(entry).reason for entry in await compactions(root)] == ["threshold"]
+        assert (len(turns(scripted)), len(summaries(scripted))) == (1, 1)
+        assert texts(await context(harness, root)).count(LONG) > 4, "there was more to cut"

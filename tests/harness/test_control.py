@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
 from perdure.harness.results import MOST_ADDED_TOOLS
 from perdure.harness.rounds import RoundEnd, end_asked_for
-from perdure.harness.tool import AnyTool, ToolError, ToolResult, tool
+from perdure.harness.tool import AnyTool, ReplayPolicy, ToolError, ToolResult, tool
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, call, calls, say
 
@@ -89,6 +90,42 @@ async def test_the_run_ends_with_the_calling_entry_as_answer_h104_h106() -> None
         assert result.control == "terminate"
         assert len(requests) == 1
         assert (await (await root.submit("Again.")).answer()).text == "never said", "the conversation goes on"
+
+
+@pytest.mark.parametrize(
+    ("replay", "transcript_end", "ends"),
+    [
+        ("safe", "tool-result it is finished", "the calling entry"),
+        ("unsafe", "assistant what became of it?", "what became of it?"),
+    ],
+)
+async def test_a_tool_that_would_end_the_run_is_recovered_by_its_replay_policy_h108(
+    replay: ReplayPolicy, transcript_end: str, ends: str
+) -> None:
+    """What a result would have asked for is not known of a call that was cut off."""
+    entered, storage = asyncio.Event(), MemoryStorage()
+
+    @tool(name="finish", replay=replay)
+    async def cut_off(what: str) -> ToolResult:
+        """Finish."""
+        entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it never comes to that")
+
+    @tool(name="finish", replay=replay)
+    async def again(what: str) -> ToolResult:
+        """Finish."""
+        return ToolResult(f"{what} is finished", control="terminate")
+
+    replies = [call("finish", what="it"), say("what became of it?")]
+    async with opened(ScriptedModel(replies), storage=storage, tools=(cut_off,)) as harness:
+        submission = await (await harness.root()).submit("Finish.")
+        await entered.wait()
+        storage = storage.snapshot()
+    async with opened(ScriptedModel(replies), storage=storage, tools=(again,)) as harness:
+        answer = await (await harness.submission(submission.id)).answer()
+        assert (answer.text or "the calling entry") == ends
+        assert (await transcript(await harness.root()))[-1] == transcript_end
 
 
 @pytest.mark.parametrize("other", [call("look", where="here"), call("look", where="nowhere"), call("nothing")])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
-from kit import Hold, Note, live, opened, queue, rest, transcript
+import pytest
+from kit import Hold, Note, live, opened, queue, rest, transcript, until
 
 from perdure.harness.documents import ToolResultData
 from perdure.harness.tool import tool
@@ -134,6 +136,36 @@ async def test_opening_runs_nothing_until_asked_t37() -> None:
         harness.resume()
         await harness.idle()
         assert (await (await harness.submission(submission.id)).record()).status == "done"
+
+
+@pytest.mark.parametrize(
+    "how", ["resume", "submit", "compact", "wait", "answer", "run", "wait_task", "idle", "idle of the conversation"]
+)
+async def test_what_asks_for_progress_sets_all_work_going_t37(how: str) -> None:
+    storage = MemoryStorage()
+    async with opened(ScriptedModel(SCRIPT, pace=Hold()), storage=storage) as harness:
+        submission = await (await harness.root()).submit("hi")
+        other = await harness.create_conversation()
+        crash = storage.snapshot()
+    async with opened(ScriptedModel(SCRIPT), storage=crash) as harness:
+        root, found = await harness.root(), await harness.submission(submission.id)
+        (task,) = (await harness.inspect()).tasks
+        asks = {
+            "submit": partial(harness.handle(other.id).submit, "more"),
+            "compact": harness.handle(other.id).compact,
+            "wait": found.wait,
+            "answer": found.answer,
+            "run": found.run,
+            "wait_task": partial(harness.wait_task, task.id),
+            "idle": harness.idle,
+            "idle of the conversation": root.idle,
+        }
+        if how == "resume":
+            harness.resume()
+        else:
+            await asks[how]()
+        await until(lambda: task.id not in harness.session.live.settled)
+        assert (await found.record()).status == "done"
 
 
 async def test_a_tool_that_is_gone_after_a_reopen_gives_an_error_result_h101() -> None:

@@ -29,6 +29,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.spaces.delete("one")
 
 
+def alive(pid: int) -> bool:
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
 async def test_a_driver_that_was_superseded_takes_no_new_space_s147(world: World, tmp_path: Path) -> None:
     """gen_commit: nobody has that Space yet, so its daemon would have it; the log has to refuse it."""
     path = tmp_path / "store.db"
@@ -126,3 +131,27 @@ async def test_an_undo_is_complete_before_another_attempt_is_committed_s158(
         assert await world.recovered() == ["rerun"]
         await world.check()
     assert attempts == [1, 1]
+
+
+async def test_another_log_at_the_same_epoch_has_the_space_for_itself_s148(world: World, tmp_path: Path) -> None:
+    """A new log begins at the epoch, and with the numbers of calls, that an earlier one had there. It is given none of
+    that one's results, and ends what it left running, and its driver."""
+    other = World(tmp_path)
+    leave = "echo $$ > ../left; while :; do sleep 0.05; done"
+    script = f"echo first >> log; setsid sh -c '{leave}' > /dev/null 2>&1 & while [ ! -s ../left ]; do sleep 0.01; done"
+    async with world.open(call("bash", command=f"{script}; echo said by the first")) as first:
+        assert await go(first) == "done"
+        assert await world.results() == [(None, "said by the first\n")]
+        left = int((world.workspace.parent / "left").read_text())
+        async with other.open(call("bash", command="echo second >> log; echo said by the second")) as second:
+            assert await go(second) == "done"
+            assert await other.results() == [(None, "said by the second\n")]
+            assert (second.session.info.epoch, first.session.info.epoch) == (2, 1)
+            assert other.lines() == ["first", "second"]
+            assert not alive(left)
+            submission = await (await first.root()).submit("go", request_id="two")
+            with pytest.raises((SessionFailed, StaleEpochError)):
+                await submission.wait()
+            assert isinstance(first.session.failed, StaleEpochError)
+            assert other.lines() == ["first", "second"]
+            await other.check()
