@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Done, Extension, Harness, NeverHappened, SqliteStorage, ToolCall, ToolError, Unknown, tool
-from perdure.testing.model import ScriptedModel, call, calls, say
+from perdure.testing import ScriptedModel, call, calls, say
 
 TRIES = 100
 PAUSE = 0.1

@@ -92,4 +92,5 @@ def opened(folder: Path, bank: Bank) -> ThreadingHTTPServer:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    place.mkdir(parents=True, exist_ok=True)
     opened(place, Bank(place)).serve_forever()

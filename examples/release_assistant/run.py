@@ -59,6 +59,8 @@ def waiting(store: Path) -> dict[str, object] | None:
 
 def tell(folder: Path) -> int:
     store, project = folder / STORE, folder / "project"
+    if project.exists():
+        raise StoryFailed(f"{folder} has a story in it already; name another folder")
     project.mkdir(parents=True)
     (project / "check.sh").write_text(CHECK)
     (project / "check.sh").chmod(0o755)
@@ -110,4 +112,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except StoryFailed as error:
+        sys.exit(str(error))

@@ -177,7 +177,9 @@ async def test_calls_are_denied_with_a_reason_and_decided_once_h303_h114(
         results = [e.data_as(ToolResultData).code for e in await root.entries() if e.kind == TOOL_RESULT]
         assert sorted(map(str, results)) == ["None", "denied"]
         none = await perdure("approvals", "allow", store, pending[0].task)
-        assert (none.exit_code, "perdure approvals ls" in none.output) == (1, True)
+        assert (none.exit_code, "was decided already" in none.output) == (1, True)
+        never = await perdure("approvals", "allow", store, 1)
+        assert (never.exit_code, "perdure approvals ls" in never.output) == (1, True)
 
 
 @pytest.mark.parametrize("owned", [False, True])

@@ -68,7 +68,9 @@ async def test_a_question_is_listed_and_answered_while_its_host_runs_h330_h331(t
         assert await booked(harness)
         assert (await perdure("questions", "ls", store)).output == "nothing is asked\n"
         late = await perdure("questions", "answer", store, task, "5")
-        assert (late.exit_code, "there is no question" in late.output) == (1, True)
+        assert (late.exit_code, "was answered already" in late.output) == (1, True)
+        never = await perdure("questions", "answer", store, 1, "5")
+        assert (never.exit_code, "there is no question 1" in never.output) == (1, True)
 
 
 async def test_it_is_answered_while_nobody_has_the_store_h330_h331(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _VARYING = [
     (re.compile(r"\bprocess \d+ on \S+"), "process <pid> on <host>"),
     (re.compile(r"\b[\d.]+ KiB\b"), "<size>"),
     (re.compile(r"\bcommit \d+\b|\b\d+ commits\b"), "<commits>"),
+    (re.compile(r"^line_held: .*\n", re.MULTILINE), ""),  # a machine that is busy with something else
 ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from perdure.kernel.records import NULL, ROOT_CONVERSATION
+from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.kernel.storage import Batch
 from perdure.storage.memory import MemoryStorage
@@ -212,6 +213,7 @@ def test_errors_and_reports_nobody_looks_at_are_found_p2() -> None:
     async def program(host: Host) -> None:
         async with open_session(host) as session:
             asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+            host.report(Report(type="told", message="it failed", error=ValueError("of this")))
             async with session.commit(conversation_id=ROOT_CONVERSATION) as tx:
                 await asyncio.sleep(2)
                 await once(tx, "step-1")
@@ -220,6 +222,7 @@ def test_errors_and_reports_nobody_looks_at_are_found_p2() -> None:
     assert "nobody caught" in found
     assert "ZeroDivisionError" in found
     assert "a report of type line_held" in found
+    assert "a report of type told: it failed (ValueError: of this)" in found
 
 
 def test_a_program_that_raises_is_found_p2() -> None:

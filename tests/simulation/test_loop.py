@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from perdure.testing.loop import (
     EPOCH_MS,
     Killed,
+    NoOutside,
     SimulatedClock,
     SimulatedEntropy,
     SimulationDeadlock,
@@ -209,6 +211,24 @@ def test_errors_nobody_catches_are_kept_for_the_judge_p2() -> None:
     assert len(loop.unhandled) == 1
     assert "ZeroDivisionError" in loop.unhandled[0]
     loop.drop()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: asyncio.open_connection("127.0.0.1", 9),
+        lambda: asyncio.open_unix_connection("nowhere"),
+        lambda: asyncio.start_server(lambda *_: None, "127.0.0.1", 0),
+        lambda: asyncio.create_subprocess_exec("true"),
+        lambda: asyncio.create_subprocess_shell("true"),
+    ],
+)
+def test_sockets_and_processes_are_refused_with_what_to_do_p2(act: Callable[[], Awaitable[object]]) -> None:
+    async def main() -> None:
+        await act()
+
+    with pytest.raises(NoOutside, match=r"through host\.effect"):
+        run(main())
 
 
 def test_entropy_repeats_with_its_seed_p16() -> None:

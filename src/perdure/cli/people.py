@@ -69,6 +69,18 @@ def _told(question: PersonQuestion) -> str:
     return "\n".join(lines)
 
 
+async def _why_not(path: Path, task: int) -> str:
+    """Why there is nothing to answer. Raises what opening a store raises."""
+    from perdure.cli.stores import looking
+    from perdure.harness.person import QUESTION, has_answer
+
+    async with looking(path) as session:
+        record = await session.task(task)
+    if record is not None and record.kind == QUESTION and has_answer(record):
+        return f"question {task} was answered already; that answer stands"
+    return f"there is no question {task}; perdure questions ls lists what is asked"
+
+
 async def _answer(path: Path, task: int, value: str) -> int:
     """The exit code. Raises CommandError."""
     from perdure.cli.approvals.ask import KEPT, NOT_YET, done
@@ -82,7 +94,7 @@ async def _answer(path: Path, task: int, value: str) -> int:
     except NotJson as error:
         raise CommandError(str(error)) from error
     if all(question.task != task for question in await _waiting(path)):
-        raise CommandError(f"there is no question {task}; perdure questions ls lists what is asked")
+        raise CommandError(await _why_not(path, task))
 
     async def here(harness: Harness) -> dict[str, JsonValue]:
         for question in await harness.questions():

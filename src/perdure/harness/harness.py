@@ -189,7 +189,10 @@ class Harness:
         environment: where files and commands live, for every conversation, or by its id.
         setup: staged in the commit that creates a conversation, after those of extensions.
         instructions: what every conversation's model is told first.
-        steer, follow_up, after_failure, retry, partial_interval_ms: see Settings.
+        steer: how many queued steers join a run at once. follow_up: how many queued inputs one run answers.
+        after_failure: what becomes of the queue after a run that ended model_error or no_model.
+        retry: of requests to models.
+        partial_interval_ms: text that streams is committed at most so often.
         compaction: how contexts that grow too long are summarised, for models that ``compaction_by_model`` does not
             name; by default they are, as ``Compaction()`` says.
         limits: what all conversations together may spend, those that were deleted too; see ``set_limits``.
@@ -197,9 +200,15 @@ class Harness:
         approvals: which calls a person has to allow beside those of tools that say so themselves, and how long a call
             waits for that (rule H300).
         restart_limit: how often a task may be cut off by crashes before it is parked.
+        drain_ms: how long an abort and a close wait for code to stop.
+        line_bound_ms: a commit block that keeps the others waiting longer is reported.
+        document_retention_ms: how long a document that nobody uses stays in memory.
+        read_only: look only, also while another process has the store open; nothing runs.
         epoch: the fence this host writes, higher than any before; without it the last one plus 1.
         takeover: also of a store that another host has open. That one adds nothing from here on and stops with
             StaleEpochError; if it stopped inside a commit and is of this machine it is killed (rules K177 to K179).
+        clock, entropy: time and chance, for tests.
+        on_report: called with each Report, in place of a line in Python's log.
         telemetry: where spans and metrics go, such as ``OpenTelemetry()`` (rules H280 to H289).
 
         Raises NoAdapter, TypeError, ValueError; entering raises StorageBusy, StorageFormatError, StorageCorrupt,

@@ -269,7 +269,7 @@ async def questions(session: Session, harness: Harness | None = None) -> list[Pe
             _harness=harness,
         )
         for record in await live_tasks(session)
-        if record.kind == QUESTION and not record.abort_requested and not _has_answer(record)
+        if record.kind == QUESTION and not record.abort_requested and not has_answer(record)
         if now < (input := _input(record)).expires_at
     ]
 
@@ -284,7 +284,7 @@ async def answer(harness: Harness, tx: Transaction, wanted: WantedAnswer) -> boo
         raise AnswerRefused("not_asked", f"task {wanted.task} is no question")
     if record.abort_requested:
         raise AnswerRefused("ended", f"question {wanted.task} is being aborted")
-    if _has_answer(record):
+    if has_answer(record):
         return False
     input = _input(record)
     if tx.at >= input.expires_at:
@@ -302,5 +302,6 @@ def _input(record: TaskRecord) -> QuestionInput:
     return msgspec.json.decode(record.raw_input, type=QuestionInput)
 
 
-def _has_answer(record: TaskRecord) -> bool:
+def has_answer(record: TaskRecord) -> bool:
+    """Of a question's task, also of one that has ended."""
     return stored_value(record.raw_signals, ANSWER) is not None

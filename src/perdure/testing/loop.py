@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from heapq import heappop
 from types import CodeType, FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from typing_extensions import TypeVarTuple, override
 
@@ -58,6 +58,17 @@ class SimulationRunaway(SimulationStuck):
 
 class Killed(PerdureError):
     """The simulated process was killed; nothing of it runs any more."""
+
+
+class NoOutside(PerdureError, NotImplementedError):
+    """The simulated program opened a socket or started a process: there are none in it."""
+
+
+async def _no_outside(*_: object, **__: object) -> NoReturn:
+    raise NoOutside(
+        "there are no sockets and no processes in a simulation; give your code its outside as a parameter, and let the "
+        "test's own go through host.effect"
+    )
 
 
 class SimulationLoop(asyncio.BaseEventLoop):
@@ -159,6 +170,9 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
         self.call_soon(run)
         return future
+
+    create_connection = create_unix_connection = create_datagram_endpoint = _no_outside  # pyright: ignore[reportAssignmentType]
+    create_server = create_unix_server = subprocess_exec = subprocess_shell = _no_outside  # pyright: ignore[reportAssignmentType]
 
     def _write_to_self(self) -> None:
         """call_soon_threadsafe would wake a selector here: nothing sleeps in this loop."""

@@ -93,6 +93,7 @@ class Fail:
 
 
 Reply: TypeAlias = Say | Call | Calls | Fail
+"""What ``say``, ``call``, ``calls`` and ``fail`` make."""
 Script: TypeAlias = Callable[[ModelRequest], Reply]
 """Must depend on nothing but the request."""
 

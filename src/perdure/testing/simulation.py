@@ -248,6 +248,11 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
     return result
 
 
+def _caused_by(report: Report) -> str:
+    error = report.error
+    return "" if error is None else f" ({type(error).__name__}: {error})"
+
+
 def _live(
     scenario: Scenario, result: Run, store: CrashableStorage, fault: Fault | None, number: int
 ) -> tuple[Life, CrashableStorage]:
@@ -283,7 +288,7 @@ def _live(
     if not storage.reached:
         problems += [f"life {number}: nobody caught {what}" for what in loop.unhandled]
         problems += [
-            f"life {number}: a report of type {report.type}: {report.message}"
+            f"life {number}: a report of type {report.type}: {report.message}{_caused_by(report)}"
             for report in host.reports
             if report.type not in scenario.reports
         ]

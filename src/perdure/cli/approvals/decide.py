@@ -16,7 +16,7 @@ from perdure.cli.stores import looking
 from perdure.cli.style import Line, rendered
 from perdure.cli.text import one_line, when
 from perdure.harness.approval import check_words
-from perdure.harness.approvals import Question, pending
+from perdure.harness.approvals import Question, decided, pending
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import JsonValue, decode_json
@@ -55,7 +55,7 @@ async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: 
         raise CommandError(str(error)) from error
     question = next((q for q in await waiting(path) if q.task == task), None)
     if question is None:
-        raise CommandError(f"no call {task} waits for approval; perdure approvals ls lists those that do")
+        raise CommandError(await _why_not(path, task))
     arguments = None if edit is None else _edited(edit)
     by = who()
     body: dict[str, JsonValue] = {
@@ -81,6 +81,15 @@ async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: 
     what = "denied" if not allow else "allowed" if arguments is None else "allowed with other arguments"
     typer.echo(f"{what}: call {task} of {one_line(question.tool)}")
     return 0
+
+
+async def _why_not(path: Path, task: int) -> str:
+    """Why there is nothing to decide about a call."""
+    async with looking(path) as session:
+        record = await session.task(task)
+    if record is not None and decided(record):
+        return f"call {task} was decided already; that decision stands"
+    return f"no call {task} waits for approval; perdure approvals ls lists those that do"
 
 
 def _edited(text: str) -> dict[str, JsonValue]:
