@@ -42,7 +42,7 @@ def test_it_is_killed_twice_and_releases_once_h94_h112_h162(with_issues: bool, t
     assert told.returncode == 0, told.stdout + told.stderr
     assert told.stdout.count("SIGKILL") == 2
     assert "ada: allowed: call" in told.stdout
-    assert "waits for approval" in told.stdout.partition("bob: ")[2]
+    assert "was decided already" in told.stdout.partition("bob: ")[2]
     turns = 7 if with_issues else 6
     assert f"limit: the session has had {turns} of {turns} model responses" in told.stdout
     assert ("skipped: the list of issues" in told.stdout) is not with_issues
@@ -50,6 +50,9 @@ def test_it_is_killed_twice_and_releases_once_h94_h112_h162(with_issues: bool, t
     assert len((folder / "registry" / "asked.log").read_text().split()) == 2, "it published again, under the same key"
 
     assert run("judge.py", folder, hidden).returncode == 0
+    second = run("run.py", folder, hidden)
+    assert (second.returncode, second.stdout.count("\n")) == (1, 0), second.stdout
+    assert second.stderr == f"{folder} has a story in it already; name another folder\n"
     again = {"version": "1.2.0", "notes": "released twice"}
     (folder / "registry" / "other.json").write_text(json.dumps(again))
     with (folder / "project" / "checked").open("a") as checked:
