@@ -55,6 +55,8 @@ def test_an_edit_that_does_not_apply_once_says_why(edits: list[Edit], message: s
         (b"x\ndef f(a):\n  1\ny\ndef f(a):\n  2\n  3\n", "def f(a):\n  2\n  4\n", "line 7 is '  3', where"),
         (b"alpha\ncolour = 1\n", "color = 1", "line 2 is 'colour = 1', where old_text has 'color = 1'"),
         (b"a\r\nb\nc\n", "a\nb\n", r"line 1 differs in white space: it is 'a\\r'"),
+        (b"a\ncaf\xe9 one\n", "caf\ufffd one", "line 2 is 'caf. one', and bytes that are not UTF-8, which no old_text"),
+        (b"a\nb", "a\nb\nc", "line 2 is 'b', where old_text has 'c'"),
         (b"alpha\n" + b"x" * 1000 + b"beta\n", "x" * 1000 + "gamma", r"is 'x+' \(and 804 characters more\)"),
     ],
 )
@@ -74,7 +76,22 @@ def test_looking_for_the_nearest_place_takes_no_time_h360() -> None:
     data = b"".join(bytes(random.Random(seed).sample(range(97, 123), 26)) * 8 + b"\n" for seed in range(20_000))
     began = time.process_time()
     nearest(data, b"abcdefghijklmnopqrstuvwxyz" * 8)
+    nearest(b"a\n" * 8_000_000, b"a\nb")
     assert time.process_time() - began < 2
+
+
+def test_the_diff_of_lines_that_are_mostly_the_same_takes_no_time_h360() -> None:
+    before, after = ("".join(f"}}\n{text}{number}\n" for number in range(490)) for text in ("old", "new"))
+    began = time.process_time()
+    edits = [Edit(before, after)]
+    found = editing.replacements(edits, editing.plan("f", before.encode(), edits))
+    assert editing.diff(before.encode(), found).startswith("@@ -1,980 +1,980 @@\n-}\n-old0\n")
+    assert time.process_time() - began < 2
+
+
+def test_edits_that_together_change_nothing_are_refused_h360() -> None:
+    with pytest.raises(FileError, match="the edits together change nothing"):
+        editing.plan("f", b"abc", [Edit("ab", "a"), Edit("c", "bc")])
 
 
 LINES = st.lists(st.sampled_from([b"a", b"b b", b"\tc", b"", b"caf\xe9", "\u00e9".encode()]), min_size=1, max_size=8)

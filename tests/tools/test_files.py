@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -257,7 +258,27 @@ async def test_an_image_that_is_too_large_is_refused_h361(
 
 async def test_text_that_is_not_utf_8_is_shown_as_it_can_be(env: LocalEnvironment) -> None:
     await env.write_file("f", b"caf\xe9\n")
-    assert (await files.read(env, "f")).text == "caf\ufffd\n"
+    assert (await files.read(env, "f")).text == (
+        "caf\ufffd\n[\ufffd may stand for bytes that are not UTF-8; no old_text of an edit can name those.]"
+    )
+
+
+async def test_a_line_is_looked_for_in_so_much_of_a_file(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file may have a terabyte."""
+    monkeypatch.setattr(files, "MAX_SKIPPED", 1_000_000)
+    await env.write_file("f", b"text\n" * 2000)
+    os.truncate(Path(env.cwd, "f"), 1 << 40)
+    assert (await files.read(env, "f", offset=2000, limit=1)).text.startswith("text\n")
+    with pytest.raises(FileTooLarge, match="has line 3000 beyond its first 1000000 bytes; use bash"):
+        await files.read(env, "f", offset=3000)
+
+
+async def test_a_file_that_does_not_tell_its_size_is_read(env: LocalEnvironment) -> None:
+    """As those of /proc."""
+    anywhere = LocalEnvironment(env.cwd, confine=False)
+    assert (await files.read(anywhere, "/proc/self/status", limit=1)).text.startswith("Name:")
 
 
 # --- write -----------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ async def test_a_directory_of_a_hundred_thousand_names_is_bounded_h365(env: Loca
     found = await looking.find(env, ".", limit=2000)
     assert len(found.text.encode()) <= DEFAULT_LIMIT_BYTES
     assert found.text.splitlines()[-2:] == [
-        "[3 more lines do not fit.]",
+        "[4 more lines do not fit.]",
         "[There are more than these 2000; narrow the pattern or the path.]",
     ]
     assert [entry.path for entry in (await env.find(pattern="*99999")).entries] == ["099999"]
@@ -147,6 +147,19 @@ async def test_huge_files_and_long_lines_are_bounded_h364(env: LocalEnvironment,
     assert [len(line.text) for line in found.lines[:2]] == [1000, 6]
     answer = await looking.grep(env, "needle", limit=1000)
     assert len(answer.text.encode()) <= DEFAULT_LIMIT_BYTES
+
+
+async def test_a_line_that_is_cut_is_told_h365(env: LocalEnvironment, work: Path) -> None:
+    (work / "f").write_text("x" * 999 + "\n")
+    assert (await looking.grep(env, "x")).text.count("\n") == 0
+    (work / "f").write_text("x" * 1000 + "needle\n")
+    assert (await looking.grep(env, "needle")).text == "f:1:" + "x" * 1000 + "\n[Lines are cut after 1000 bytes.]"
+
+
+async def test_an_empty_pattern_of_names_is_none_h363(env: LocalEnvironment, work: Path) -> None:
+    (work / "f").write_text("needle\n")
+    assert (await looking.find(env, ".", pattern="")).text == "f"
+    assert (await looking.grep(env, "needle", glob="")).text == "f:1:needle"
 
 
 async def test_a_pattern_that_takes_for_ever_ends_and_says_so_h365(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

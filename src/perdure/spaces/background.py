@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from perdure.harness.environment import BackgroundCommand, CommandNotStarted
+from perdure.harness.environment import BackgroundCommand
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import BackgroundNote
 from perdure.spaces.wire import MAX_WAIT_MS, Command, ExecKey
-from perdure.tools.background import MOST_RUNNING, OUTPUT_LIMIT, SHOWN, check_range, no_such
+from perdure.tools.background import OUTPUT_LIMIT, SHOWN, STOPPED, check_range, check_room, no_such
 
 KILLED: Final = (
     "killed: the workspace was brought back to an earlier state, or another driver took the Space; what it did until "
@@ -81,9 +81,7 @@ def told(note: BackgroundNote, command: Command) -> BackgroundCommand:
         case "exited", "exit" | "not_started":
             return replace(known, state="exited", exit_code=command.code, signal=command.signal)
         case "exited", cause:
-            return replace(
-                known, state="stopped", reason=OUTPUT_LIMIT if cause == "output_limit" else "stopped as asked"
-            )
+            return replace(known, state="stopped", reason=OUTPUT_LIMIT if cause == "output_limit" else STOPPED)
         case "cut_off", _:
             return replace(known, state="lost", reason=KILLED)
         case _:
@@ -105,8 +103,7 @@ class SpaceBackground:
 
     async def check_room(self) -> None:
         """Raises CommandNotStarted."""
-        if sum(command.state == "running" for command in await self.all()) >= MOST_RUNNING:
-            raise CommandNotStarted(f"{MOST_RUNNING} commands run in the background already; stop one of them first")
+        check_room(sum(command.state == "running" for command in await self.all()))
 
     async def read(
         self, id: str, *, offset: int, length: int, wait_ms: int, until_exit: bool

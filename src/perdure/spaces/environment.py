@@ -123,6 +123,7 @@ class SpaceEnvironment:
         self._leaves_running = leaves_running
         self._background_log = background or NoLog()
         self._started = 0
+        self._starting = asyncio.Lock()
         self._over = False
 
     @property
@@ -300,26 +301,30 @@ class SpaceEnvironment:
 
     async def start_background(self, command: str) -> BackgroundCommand:
         with self._asking("."):
-            await (await self._background()).check_room()
-            self._started += 1
-            key = self._key(self._started)
-            try:
-                found, _ = await self._start(
-                    key, [*self._shell, command], "", {}, None, until_exit=True, limits=Limits(output_bytes=MOST_OUTPUT)
-                )
-            except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
-                raise CommandNotStarted(f"the command could not be started: {error}") from error
-            except asyncio.CancelledError as cancelled:
-                if not self._leaves_running():
-                    await self._stop(key, cancelled)
-                raise
-            if found.state not in ("running", "exited"):
-                raise SpaceConnectionLost(_reason(found), f"command {key.ordinal} of the call is {found.state}")
-            if found.cause == "not_started":
-                raise CommandNotStarted(f"the command could not be started: {found.reason or found.errno}")
-            note = note_of(key, command)
-            self._background_log.add(note)
-            return told(note, found)
+            async with self._starting:  # Else several see the same room.
+                return await self._start_background(command)
+
+    async def _start_background(self, command: str) -> BackgroundCommand:
+        await (await self._background()).check_room()
+        self._started += 1
+        key = self._key(self._started)
+        try:
+            found, _ = await self._start(
+                key, [*self._shell, command], "", {}, None, until_exit=True, limits=Limits(output_bytes=MOST_OUTPUT)
+            )
+        except (SpaceBusy, SpaceFull, SpaceTooLarge, SpaceRequestInvalid) as error:
+            raise CommandNotStarted(f"the command could not be started: {error}") from error
+        except asyncio.CancelledError as cancelled:
+            if not self._leaves_running():
+                await self._stop(key, cancelled)
+            raise
+        if found.state not in ("running", "exited"):
+            raise SpaceConnectionLost(_reason(found), f"command {key.ordinal} of the call is {found.state}")
+        if found.cause == "not_started":
+            raise CommandNotStarted(f"the command could not be started: {found.reason or found.errno}")
+        note = note_of(key, command)
+        self._background_log.add(note)
+        return told(note, found)
 
     async def background(self) -> tuple[BackgroundCommand, ...]:
         with self._asking("."):

@@ -39,17 +39,18 @@ MOST_READ = 1024 * 1024
 MOST_WAIT_MS = 10 * 60 * 1000
 SHOWN = 200
 """Characters of a command that are kept."""
-OUTPUT_LIMIT = f"stopped because it wrote more than {MOST_OUTPUT >> 20} MiB; what came before is kept"
+STOPPED = "as asked"
+OUTPUT_LIMIT = f"it wrote more than {MOST_OUTPUT >> 20} MiB; what came before is kept"
 _NAME = re.compile(r"command-([0-9a-f]{8})\.json")
 _ID = re.compile(r"[0-9a-f]{8}")
 
 Cause: TypeAlias = Literal["exit", "stopped", "closed", "output_limit", "remains"]
 _REASONS: dict[Cause, str] = {
     "exit": "",
-    "stopped": "stopped as asked",
-    "closed": "stopped when the session closed",
+    "stopped": STOPPED,
+    "closed": "the session closed",
     "output_limit": OUTPUT_LIMIT,
-    "remains": "told to end, and parts of it could not be ended",
+    "remains": "parts of it could not be ended",
 }
 
 
@@ -128,11 +129,15 @@ class LocalBackground:
         self._threads = threads
         self._files = files
         self._specify = specify
+        self._starting = asyncio.Lock()
 
     async def start(self, command: str) -> BackgroundCommand:
         """Raises CommandNotStarted."""
-        if sum(running.owner is self._owner for running in _running.values()) >= MOST_RUNNING:
-            raise CommandNotStarted(f"{MOST_RUNNING} commands run in the background already; stop one of them first")
+        async with self._starting:  # Else several see the same room.
+            return await self._start(command)
+
+    async def _start(self, command: str) -> BackgroundCommand:
+        check_room(sum(running.owner is self._owner for running in _running.values()))
         spec = self._specify(command)
         record = _Record(
             id=secrets.token_hex(4),
@@ -300,6 +305,12 @@ class LocalBackground:
         if host is not None and host != own and host.machine == own.machine and not host.is_dead(own.machine):
             return "running", f"run by process {host.pid}"
         return "lost", "the process that ran it ended without stopping it; what it left running is ended by the next"
+
+
+def check_room(running: int) -> None:
+    """Raises CommandNotStarted where as many run as may."""
+    if running >= MOST_RUNNING:
+        raise CommandNotStarted(f"{MOST_RUNNING} commands run in the background already; stop one of them first")
 
 
 def check_range(offset: int, length: int, wait_ms: int) -> None:

@@ -160,8 +160,9 @@ async def bash(
 ) -> ToolResult:
     """Run a bash command in the working directory and show its output (stdout and stderr together).
 
-    The last 2000 lines or 50 KiB are shown; of a longer output all is kept in a file that is named. What the command
-    leaves running may be ended with it: run a server in the background.
+    Each begins there in a new shell: cd and variables do not last. The last 2000 lines or 50 KiB are shown; of a longer
+    output all is kept in a file that is named. What the command leaves running may be ended with it: run a server in
+    the background.
 
     Args:
         command: The command line.
@@ -196,7 +197,7 @@ async def bash_output(
         until: What to wait for, its exit or output past the offset.
     """
     with _for_the_model():
-        if id is None:
+        if not id:
             return _result(await in_background.listed(environment))
         return _result(await in_background.output(environment, id, offset=offset, wait_s=wait, until=until))
 

@@ -16,8 +16,9 @@ from perdure.harness.environment import FileChanged, FileError
 from perdure.tools.nearest import nearest
 
 _CONTEXT = 3
-_MAX_COMPARED = 1000
-"""Lines on each side of a hunk that are compared with each other; more are shown as replaced whole."""
+_MAX_COMPARED = 300
+"""Lines on each side of a hunk that are compared with each other, which takes their third power at worst; more are
+shown as replaced whole."""
 _MAX_SEARCHED = 256 * 1024 * 1024
 """Bytes that are searched for the edits of one call, each through the whole file: it is done on the event loop."""
 _MAX_PLACES = 100
@@ -83,6 +84,8 @@ def plan(path: str, data: bytes, edits: Sequence[Edit]) -> EditIntent:
             low, high = sorted((first + 1, second + 1))
             raise FileError(path, f"edits {low} and {high} overlap; make them one edit")
     after = apply(data, [found[index] for index in by_place])
+    if after == data:
+        raise FileError(path, "the edits together change nothing")
     return EditIntent(
         before=digest(data),
         after=digest(after),

@@ -35,6 +35,8 @@ MAX_SIDE = 8000
 _CHUNK = 256 * 1024
 _COUNT_LINES = 16 * 1024 * 1024
 """Files up to so many bytes are read to their end to tell how many lines they have."""
+MAX_SKIPPED = 1024 * 1024 * 1024
+"""Bytes that are read to come to a line."""
 _PROBE = 8192
 _NOTES = 512
 """Bytes of a result that are left to notes, so that notes and window together keep the limit."""
@@ -202,6 +204,10 @@ class _Lines:
         passed = 0
         partial = False
         while passed < lines:
+            if self._at > MAX_SKIPPED:
+                raise FileTooLarge(
+                    self._path, f"has line {lines + 1} beyond its first {MAX_SKIPPED} bytes; use bash to come to it"
+                )
             chunk = await self._next()
             if not chunk:
                 return passed + partial
@@ -235,6 +241,8 @@ def _with_notes(window: Window, first: int, last: int, total: int | None, size: 
         notes.append(f"[Lines {first}-{last} of {total}. Read on with offset={last + 1}.]")
     elif total == 0:
         notes.append("[The file is empty.]")
+    if "\ufffd" in window.text:
+        notes.append("[\ufffd may stand for bytes that are not UTF-8; no old_text of an edit can name those.]")
     if not notes:
         return window.text
     text = window.text if window.text.endswith("\n") or not window.text else window.text + "\n"

@@ -11,14 +11,14 @@ from perdure.harness.environment import ExecutionEnvironment, FileError, FileKin
 from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES, OutputWindow
 from perdure.kernel.json import JsonValue
 from perdure.tools.files import Answer
-from perdure.tools.searching import MOST_CONTEXT, MOST_MATCHES
+from perdure.tools.searching import LINE_BYTES, MOST_CONTEXT, MOST_MATCHES
 
 LISTED = 500
 FOUND = 500
 MATCHES = 100
 MOST_SHOWN = 2000
 _NOTES_BYTES = 512
-_NOTES_LINES = 3
+_NOTES_LINES = 4
 """What a result leaves to notes."""
 
 
@@ -43,7 +43,7 @@ async def find(
 ) -> Answer:
     """Paths below a directory."""
     _check(path, "limit", limit, 1, MOST_SHOWN)
-    found = await environment.find(path, pattern=pattern, kind=kind, ignored=ignored, limit=limit)
+    found = await environment.find(path, pattern=pattern or None, kind=kind, ignored=ignored, limit=limit)
     if found.timed_out:
         raise FileError(path, "takes too long to search; name a smaller directory")
     lines = [named(entry.path, entry.kind) for entry in found.entries]
@@ -68,7 +68,7 @@ async def grep(
     _check(path, "limit", limit, 1, MOST_MATCHES)
     _check(path, "context", context, 0, MOST_CONTEXT)
     found = await environment.grep(
-        pattern, path=path, fixed=fixed, ignore_case=ignore_case, glob=glob, context=context, ignored=ignored,
+        pattern, path=path, fixed=fixed, ignore_case=ignore_case, glob=glob or None, context=context, ignored=ignored,
         limit=limit,
     )  # fmt: skip
     if found.timed_out:
@@ -83,6 +83,8 @@ async def grep(
         before = line.path, line.line
     matches = sum(not line.context for line in found.lines)
     notes: list[str] = []
+    if any(len(line.text.encode("utf-8", "surrogateescape")) >= LINE_BYTES for line in found.lines):
+        notes.append(f"[Lines are cut after {LINE_BYTES} bytes.]")
     if found.more:
         notes.append(f"[There are more matches than these {matches}; narrow the pattern, the path or the glob.]")
     if found.skipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 
 _COMPARED = 3000
 """Lines of a file that are compared with the text; further on only the same line is found, not one that is like it."""
@@ -17,42 +18,55 @@ _CLOSELY = 50
 
 def nearest(data: bytes, old: bytes) -> str | None:
     """Which line of the file is where the text departs from it, in words. None: nothing of the text is like it."""
-    wanted = [line.decode("utf-8", "replace") for line in old.split(b"\n")]
+    wanted = old.split(b"\n")
     while wanted and not wanted[0].strip():
         wanted.pop(0)
     if not wanted:
         return None
-    lines = [line.decode("utf-8", "replace") for line in data.split(b"\n")]
     first = wanted[0].strip()
-    same = [index for index, line in enumerate(lines) if first in line or line.strip() == first]
-    if same:
-        # Of the places where it begins the same, the one where it goes on so for longest.
-        at, agreed = max(
-            ((index, _agreeing(lines, index, wanted)) for index in same[:_CANDIDATES]), key=lambda place: place[1]
-        )
-        index = min(at + agreed, len(lines) - 1)
-        return _departs(index, lines[index], wanted[min(agreed, len(wanted) - 1)])
-    best = _most_alike(lines[:_COMPARED], first)
-    return None if best is None else _departs(best, lines[best], wanted[0])
+    # Of the places where it begins the same, the one where it goes on so for longest.
+    best = max((_agreeing(data, start, wanted) for start in _lines_with(data, first)), default=None, key=_count)
+    if best is not None:
+        agreed, at = best
+        return _departs(data, min(at, data.rfind(b"\n") + 1), wanted[min(agreed, len(wanted) - 1)])
+    lines = data.split(b"\n", _COMPARED)[:_COMPARED]
+    index = _most_alike([_text(line) for line in lines], _text(first))
+    return None if index is None else _departs(data, sum(len(line) + 1 for line in lines[:index]), wanted[0])
 
 
-def _agreeing(lines: list[str], start: int, wanted: list[str]) -> int:
-    """How many lines from there are the text's, the first and the last perhaps in part."""
-    count = 0
+def _count(place: tuple[int, int]) -> int:
+    return place[0]
+
+
+def _lines_with(data: bytes, text: bytes) -> Iterator[int]:
+    """Where the first lines begin that have it."""
+    at = -1
+    for _ in range(_CANDIDATES):
+        at = data.find(text, at + 1)
+        if at < 0:
+            return
+        yield data.rfind(b"\n", 0, at) + 1
+        at = _line_end(data, at)
+
+
+def _line_end(data: bytes, start: int) -> int:
+    end = data.find(b"\n", start)
+    return len(data) if end < 0 else end
+
+
+def _agreeing(data: bytes, start: int, wanted: list[bytes]) -> tuple[int, int]:
+    """How many lines from there are the text's, the first and the last perhaps in part; and where the next begins."""
     last = len(wanted) - 1
     for number, line in enumerate(wanted):
-        if start + number >= len(lines):
-            break
-        there = lines[start + number]
-        fits = there == line
+        there = data[start : _line_end(data, start)]
         if last and number == 0:
             fits = there.endswith(line)
-        elif last and number == last:
-            fits = there.startswith(line)
-        if not fits:
-            break
-        count += 1
-    return count
+        else:
+            fits = there.startswith(line) if last and number == last else there == line
+        if start > len(data) or not fits:
+            return number, start
+        start += len(there) + 1
+    return len(wanted), start
 
 
 def _most_alike(lines: list[str], wanted: str) -> int | None:
@@ -71,13 +85,21 @@ def _most_alike(lines: list[str], wanted: str) -> int | None:
     return index
 
 
-def _departs(index: int, there: str, wanted: str) -> str:
-    if "".join(there.split()) == "".join(wanted.split()):
-        return f"line {index + 1} differs in white space: it is {_shown(there)}, and old_text has {_shown(wanted)}"
-    return f"line {index + 1} is {_shown(there)}, where old_text has {_shown(wanted)}"
+def _departs(data: bytes, start: int, wanted: bytes) -> str:
+    there = data[start : _line_end(data, start)]
+    line = data.count(b"\n", 0, start) + 1
+    if b"".join(there.split()) == b"".join(wanted.split()):
+        return f"line {line} differs in white space: it is {_shown(there)}, and old_text has {_shown(wanted)}"
+    hint = "" if _text(there).encode() == there else ", and bytes that are not UTF-8, which no old_text can name"
+    return f"line {line} is {_shown(there)}{hint}, where old_text has {_shown(wanted)}"
 
 
-def _shown(line: str) -> str:
+def _shown(line: bytes) -> str:
     """A line with its white space to be seen. What follows the part that is shown is told."""
-    cut = line[:_LONGEST]
-    return repr(cut) + (f" (and {len(line) - len(cut)} characters more)" if len(line) > len(cut) else "")
+    text = _text(line)
+    cut = text[:_LONGEST]
+    return repr(cut) + (f" (and {len(text) - len(cut)} characters more)" if len(text) > len(cut) else "")
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")

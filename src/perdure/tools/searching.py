@@ -37,6 +37,8 @@ from perdure.tools.workspace import NO_DIRECTORY, Workspace, check_path
 MOST_FOUND = 10_000
 MOST_MATCHES = 1000
 MOST_CONTEXT = 20
+LINE_BYTES = 1000
+"""Of a line that matches, so much is told."""
 TIME_S = 10.0
 """What a search may take."""
 _CHILD = Path(__file__).with_name("search_child.py")
