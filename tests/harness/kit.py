@@ -96,6 +96,7 @@ async def opened(
         models=model,
         extensions=extensions,
         on_report=seen.append,
+        line_bound_ms=60_000,  # that is how busy the machine is
         **options,
     ) as harness:
         yield harness

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import cast
 
 import pytest
@@ -195,3 +197,42 @@ def test_what_is_no_hook_is_refused() -> None:
 
     with pytest.raises(TypeError, match="decorate the function"):
         Registry().add_hook(Stricter(plain))
+
+
+FIRST = """
+import asyncio, sys
+from perdure import Extension, Harness, MemoryStorage, tool
+from perdure.kernel.line import Line
+from perdure.testing.model import ScriptedModel, call, say
+
+seen = []
+
+def watched(change, held):
+    def changed(line, *owner):
+        seen.append((held, set(sys.modules)))
+        return change(line, *owner)
+    return changed
+
+Line._hold, Line.release = watched(Line._hold, True), watched(Line.release, False)
+
+@tool
+async def look(deep: bool) -> str:
+    "Look."
+    return "seen"
+
+async def main():
+    model = ScriptedModel({"Go.": [call("look", deep=True), say("Done.")]})
+    async with Harness.open(MemoryStorage(), models=model, extensions=[Extension("e", tools=[look])]) as harness:
+        submission = await (await harness.root()).submit("Go.")
+        print((await submission.answer()).text)
+
+asyncio.run(main())
+assert "pydantic" in sys.modules
+for (held, before), (_, after) in zip(seen, seen[1:]):
+    assert not held or before == after, sorted(after - before)
+"""
+
+
+def test_nothing_is_imported_for_a_tool_while_others_wait_for_their_transaction_k58() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("Done.\n", "")

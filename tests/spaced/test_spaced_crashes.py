@@ -147,13 +147,14 @@ def test_every_step_happens_once_whatever_is_killed(make_space: MakeSpace, conta
     log.epoch, calls, kills, drives = 1, 12, 0, 0
     while log.done < calls or kills < 15:
         drives += 1
-        assert drives < 200
+        assert drives < 400
+        patience = 1 + drives / 40  # on a busy machine nothing comes to anything in so short a time
         if log.done >= calls:
             calls += 4
         process = space.process
         assert process is not None
-        killer = threading.Timer(random_.uniform(0.0, 0.35), process.kill)
-        victim = threading.Timer(random_.uniform(0.0, 0.2), kill_a_shim, [space, random_])
+        killer = threading.Timer(patience * random_.uniform(0.0, 0.35), process.kill)
+        victim = threading.Timer(patience * random_.uniform(0.0, 0.2), kill_a_shim, [space, random_])
         killer.start()
         if random_.random() < 0.3:
             victim.start()

@@ -133,6 +133,7 @@ class Conversation:
     async def _submit(
         self, content: Content, mode: InputMode, request_id: str | None, context: Context | None
     ) -> Submission:
+        self._harness.registry.describe()
         async with self._harness.session.commit(conversation_id=self.id, context=context) as tx:
             record = await self._harness.admit(tx, self.id, content, mode=mode, request_id=request_id)
         return Submission(self._harness, record.id, self.id)

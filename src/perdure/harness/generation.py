@@ -141,6 +141,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     ) -> Next[None]:
         """A step in a commit of its own, with all in memory that it looks at. It gives None if that was let go of."""
         for _ in range(MOST_PREPARES):
+            self._host.registry.describe()
             await self._host.contexts.load(run.conversation_id)
             await self._host.limits.load()
             async with run.commit() as tx:

@@ -6,6 +6,7 @@ A conversation selects by name, in ``pi.agent``. A name that is not installed is
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias, cast
 
@@ -119,6 +120,7 @@ class Registry:
         self._host_hooks: tuple[Installed[Hook], ...] = ()
         self._hook_kinds: frozenset[type[Hook]] = frozenset()
         self._selections: dict[tuple[tuple[str, ...] | None, ...], _Selection] = {}
+        self._described = False
         self._observers: list[Callable[[], None]] = []
 
     # --- changing it -------------------------------------------------------------------------------------------
@@ -188,6 +190,7 @@ class Registry:
 
     def _select_anew(self) -> None:
         self._selections.clear()
+        self._described = False
         hooks = [installed.hook for installed in self._host_hooks]
         for extension in self._extensions.values():
             hooks += extension.hooks
@@ -198,6 +201,16 @@ class Registry:
     @property
     def extensions(self) -> tuple[Extension, ...]:
         return tuple(self._extensions.values())
+
+    def describe(self) -> None:
+        """Make the schemas of all tools now: before the first transaction that needs them, since that imports pydantic
+        and would hold the mutation line meanwhile. One that cannot be made is told where it is offered."""
+        if not self._described:
+            self._described = True
+            for extension in self._extensions.values():
+                for tool in extension.tools:
+                    with suppress(Exception):
+                        _ = tool.spec
 
     def offered(self, agent: Agent) -> list[AnyTool]:
         """The tools that the model of a conversation with these settings is offered, in the order of installation."""
