@@ -263,15 +263,19 @@ async def test_what_no_image_can_hold_is_refused_and_undone_s140(script: str, sa
 
 
 async def test_what_writes_on_after_its_command_ended_is_captured_in_one_piece_s137(world: Nasty) -> None:
-    """It adds to one file and then to the other, so at any moment the first is at most one line longer."""
-    writer = "i=0; while :; do i=$((i+1)); echo $i >> first; echo $i >> second; done"
-    begin = call("bash", command=f"setsid sh -c '{writer}' > /dev/null 2>&1 < /dev/null & sleep 0.1; wc -l < second")
-    look = call("bash", command="sleep 0.1; wc -l < second")
-    lines = [int(text) for _, text in await world.call(begin, look, look)]
+    """It adds to one file and then to the other, so at any moment the first is at most one line longer. Whoever walks
+    the workspace has much to look at between the two."""
+    between = "mkdir a m z; (cd a; seq 1500 | xargs touch); (cd z; seq 1500 | xargs touch)"
+    writer = "i=0; while :; do i=$((i+1)); echo $i >> first; echo $i >> m/second; done"
+    begin = f"{between}; setsid sh -c '{writer}' > /dev/null 2>&1 < /dev/null & "
+    begin += "while [ ! -s m/second ]; do sleep 0.01; done"
+    look = call("bash", command="sleep 0.1; wc -l < m/second")
+    results = await world.call(call("bash", command=begin), look, look)
+    lines = [int(text) for _, text in results[1:]]
     assert sorted(set(lines)) == lines, "it went on after each call"
     await world.spaces.delete("one")
     await world.bash("true")
-    first, second = ((world.workspace / name).read_text().splitlines() for name in ("first", "second"))
+    first, second = ((world.workspace / name).read_text().splitlines() for name in ("first", "m/second"))
     assert len(second) <= len(first) <= len(second) + 1
     assert first == [str(number) for number in range(1, len(first) + 1)]
     assert first[: len(second)] == second

@@ -15,7 +15,7 @@ Take: TypeAlias = Literal["first", "all"]
 """How many queued inputs of one mode a boundary places (rule H44)."""
 
 AfterFailure: TypeAlias = Literal["keep", "continue", "withdraw"]
-"""What becomes of the queue after a run that ended model_error or no_model (rule H48)."""
+"""What becomes of the queue after a run that ended model_error, no_model or limit (rules H48, H49)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
