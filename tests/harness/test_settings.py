@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.harness.approval import Approvals
+from perdure.harness.harness import Harness
 from perdure.harness.settings import RetryPolicy, Settings
 
 
@@ -34,6 +38,26 @@ def test_jitter_only_adds_and_at_most_its_share_h73(retry: int, fraction: float)
     assert plain is not None
     assert jittered is not None
     assert plain <= jittered <= plain * 1.5
+
+
+def test_what_a_host_that_sets_nothing_gets_h44_h48_h68_h300() -> None:
+    """Rules T42, K58, K82 and K114 too."""
+    stated = {
+        "steer": "all",
+        "follow_up": "first",
+        "after_failure": "keep",
+        "partial_interval_ms": 100,
+        "restart_limit": 5,
+        "drain_ms": 10_000,
+        "line_bound_ms": 1_000,
+        "document_retention_ms": 600_000,
+    }
+    parameters = signature(Harness.open).parameters
+    assert {name: parameters[name].default for name in stated} == stated
+    settings = Settings()
+    of_settings = ("steer", "follow_up", "after_failure", "partial_interval_ms")
+    assert [getattr(settings, name) for name in of_settings] == [stated[name] for name in of_settings]
+    assert Approvals().expire_after_ms == 24 * 3_600_000
 
 
 @pytest.mark.parametrize(
