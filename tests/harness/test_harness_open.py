@@ -275,6 +275,10 @@ async def test_an_opening_that_is_not_entered_says_how_to() -> None:
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
+        (
+            {"models": ScriptedModel},
+            r"models: the class ScriptedModel is no such object; ScriptedModel\(...\) makes one",
+        ),
         ({"models": 5}, "'provider:name', or an object with default, find and stream: int has no default"),
         ({"extensions": Extension("alone")}, r"a list, also one alone: extensions=\[\.\.\.\], not Extension"),
         ({"extensions": 5}, "a list"),

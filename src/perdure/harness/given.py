@@ -17,6 +17,9 @@ def check_parts(
     *, models: object, extensions: object, environment: object, approvals: object, telemetry: object
 ) -> None:
     """Raises TypeError, which says what is wanted."""
+    for what, part in (("models", models), ("telemetry", telemetry)):
+        if isinstance(part, type):
+            raise TypeError(f"{what}: the class {part.__name__} is no such object; {part.__name__}(...) makes one")
     if models is not None and (lacking := _lacking(models, "default", "find", "stream")):
         raise TypeError(
             "models are 'provider:name', or an object with default, find and stream: "
