@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import cast
 
 from perdure.harness.documents import TOOL_RESULT, ToolResultData
-from perdure.harness.handle import ToolCall
+from perdure.harness.handle import CallConflict, ToolCall
 from perdure.harness.messages import decode_messages
-from perdure.harness.tool import AnyTool, ReplayPolicy, tool
+from perdure.harness.tool import AnyTool, tool
 from perdure.kernel.records import Aborted
 from perdure.testing.model import call, calls, say
 from perdure.testing.normal import Records
@@ -18,23 +20,25 @@ from perdure.testing.simulation import Host
 PLACES = ("north", "south", "west")
 
 
-def survey(host: Host, *, replay: ReplayPolicy = "safe", at_once: bool) -> AnyTool:
-    """A tool that measures places by calls of its own."""
+def survey(host: Host, *, at_once: bool, turned: bool = False) -> AnyTool:
+    """A tool that measures places by calls of its own. ``turned``: in each life it begins with another one."""
 
     async def place(call: ToolCall, region: str, name: str, seconds: int) -> str:
         where = f"{name} of {region}"
         return (await call.call("measure", {"place": where, "seconds": seconds}, key=name)).text
 
-    @tool(name="survey", replay=replay)
+    @tool(name="survey", replay="safe")
     async def survey(region: str, call: ToolCall) -> str:
         """Measure all places of a region."""
         call.output("surveying\n")
         if at_once:
             found = await asyncio.gather(*(place(call, region, name, 3 - at) for at, name in enumerate(PLACES)))
         else:
-            found = [await place(call, region, name, at) for at, name in enumerate(PLACES)]
+            first = host.life % len(PLACES) if turned else 0
+            order = [*PLACES[first:], *PLACES[:first]]
+            found = [await place(call, region, name, PLACES.index(name)) for name in order]
         await host.clock.sleep(0.2)
-        return "; ".join(found)
+        return "; ".join(sorted(found))
 
     return survey
 
@@ -48,6 +52,9 @@ async def nested_in_order(host: Host) -> None:
         whole = await call.call("survey", {"region": "it"}, key="survey")
         missing = await call.call("nowhere", key="missing")
         again = await call.call("survey", {"region": "it"}, key="survey")
+        with suppress(CallConflict):
+            await call.call("survey", {"region": "that"}, key="survey")
+            return "another call has that key"
         return f"{whole.text} {missing.code} {whole == again}"
 
     tools = [inspect, survey(host, at_once=False), measure(host)]
@@ -69,6 +76,13 @@ def inspected(records: Records) -> Iterator[str]:
         yield f"the model was told {texts}"
 
 
+async def nested_in_another_order(host: Host) -> None:
+    """A caller that is run again makes its calls in another order: each is found by its key."""
+    tools = [survey(host, at_once=False, turned=True), measure(host)]
+    async with open_harness(host, [call("survey", region="it"), say("done")], tools=tools) as (_, root):
+        await (await root.submit("Survey.", request_id="survey")).answer()
+
+
 async def nested_at_once(host: Host) -> None:
     """Two callers in a round, each with three calls at once that end in another order than they began."""
     tools = [survey(host, at_once=True), measure(host)]
@@ -87,9 +101,27 @@ def measured_twice(records: Records) -> Iterator[str]:
 
 async def nested_below_an_unsafe_call(host: Host) -> None:
     """An unsafe caller, at worst interrupted: then nothing that it called goes on, and what had ended is kept."""
-    tools = [survey(host, replay="unsafe", at_once=True), measure(host)]
-    async with open_harness(host, [call("survey", region="it"), say("done")], tools=tools) as (_, root):
+    surveying: list[int] = []
+    astray = cast("list[str]", host.notes.setdefault("astray", []))
+
+    @tool(name="survey")
+    async def survey(call: ToolCall) -> str:
+        """Look at all places."""
+        surveying.append(call.id)
+        seen = await asyncio.gather(*(call.call("look", {"place": place}, key=place) for place in PLACES))
+        return "; ".join(result.text for result in seen)
+
+    @tool(name="look", replay="safe")
+    async def look(place: str) -> str:
+        """Look at a place."""
+        if not surveying:
+            astray.append(place)
+        await host.clock.sleep(1 + PLACES.index(place))
+        return f"{place} is there"
+
+    async with open_harness(host, [call("survey"), say("done")], tools=[survey, look]) as (_, root):
         await (await root.submit("Survey.", request_id="survey")).answer()
+        assert astray == [], "it began in a process in which nobody called it"
 
 
 async def nested_unsafe(host: Host) -> None:
@@ -147,10 +179,15 @@ def nothing_outlives_its_caller(records: Records) -> Iterator[str]:
 
 NESTED = (
     scenario(nested_in_order, safe=effects(*(f"measure {place} of it" for place in PLACES)), ends=inspected),
+    scenario(
+        nested_in_another_order,
+        safe=effects(*(f"measure {place} of it" for place in PLACES)),
+        always=nothing_outlives_its_caller,
+        steady=False,
+    ),
     scenario(nested_at_once, any_effects=True, ends=measured_twice, always=nothing_outlives_its_caller),
     scenario(
         nested_below_an_unsafe_call,
-        any_effects=True,
         tools=effects("survey"),
         always=nothing_outlives_its_caller,
         steady=False,

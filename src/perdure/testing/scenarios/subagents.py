@@ -87,6 +87,18 @@ def nothing_goes_on_below(records: Records) -> Iterator[str]:
             yield f"{task.kind} task {task.id} goes on below task {owner}, which has ended"
 
 
+async def subagent_out_of_time(host: Host) -> None:
+    """The call that asks takes longer than it may: the agent is aborted with it, and the model goes on."""
+    replies = {
+        "Delegate.": [call("subagent", prompt="Go on."), say("without it, then")],
+        "Go on.": [call("measure", place="far", seconds=30), say("never")],
+    }
+    tools = [subagent(timeout_ms=5_000), measure(host)]
+    async with open_harness(host, replies, tools=tools) as (_, root):
+        submission = await root.submit("Delegate.", request_id="delegate")
+        assert (await submission.answer()).text == "without it, then"
+
+
 async def subagent_spoken_to(host: Host) -> None:
     """Somebody speaks to the agent while it is at work, and whoever asked it is aborted: all that was said ends."""
     replies = {
@@ -176,6 +188,27 @@ async def persistent_past_an_abort(host: Host) -> None:
         assert len(harness.subagents()) == 1
 
 
+async def persistent_past_a_fork(host: Host) -> None:
+    """The parent is forked while the subagent works: the fork has none, and is told nothing of what comes of it."""
+    replies = {**STAYING, "Who is there?": [call("list_agents"), say("nobody")]}
+    async with open_harness(host, replies, tools=staying(host)) as (harness, root):
+        begun = await (await root.submit("Begin.", request_id="begin")).answer()
+        forks = [other.id for other in await harness.conversations() if other.record.parent is not None]
+        fork = harness.handle(forks[0]) if forks else await root.fork(begun.entry.id)
+        assert (await (await fork.submit("Who is there?", request_id="who")).answer()).text == "nobody"
+        await harness.idle(background=True)
+        assert (len(root.subagents()), fork.subagents()) == (1, [])
+
+
+def told_the_parent_alone(records: Records) -> Iterator[str]:
+    """What the fork itself was told."""
+    (fork,) = [conversation.id for conversation in records.conversations if conversation.parent is not None]
+    own = [entry for kind in (USER, TOOL_RESULT) for entry in records.of(kind) if entry.conversation_id == fork]
+    texts = [getattr(message, "text", "") for entry in own for message in decode_messages(entry.raw_messages)]
+    if texts != ["Who is there?", "None."]:
+        yield f"the fork was told {texts}"
+
+
 async def persistent_aborted_too(host: Host) -> None:
     """The parent is aborted with all that stays: nothing goes on, and nothing is told."""
     async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
@@ -206,8 +239,9 @@ def told_nothing(records: Records) -> Iterator[str]:
 SUBAGENTS = (
     scenario(subagents, safe=effects("measure north", "measure south"), always=asked_once, ends=told),
     scenario(subagents_below, safe=effects("measure depth"), always=asked_once),
-    scenario(subagent_aborted, any_effects=True, always=nothing_goes_on_below, steady=False),
-    scenario(subagent_spoken_to, any_effects=True, always=nothing_goes_on_below, steady=False),
+    scenario(subagent_aborted, always=nothing_goes_on_below, steady=False),
+    scenario(subagent_out_of_time, always=nothing_goes_on_below, steady=False),
+    scenario(subagent_spoken_to, always=nothing_goes_on_below, steady=False),
     scenario(
         persistent_subagent,
         safe=effects("measure field"),
@@ -218,10 +252,17 @@ SUBAGENTS = (
     scenario(
         persistent_past_an_abort, any_effects=True, always=told_once, steady=False, may_live=effects("pi.subagent")
     ),
-    scenario(persistent_aborted_too, any_effects=True, always=nothing_goes_on_below, ends=told_nothing, steady=False),
+    scenario(
+        persistent_past_a_fork,
+        any_effects=True,
+        always=told_once,
+        ends=told_the_parent_alone,
+        steady=False,
+        may_live=effects("pi.subagent"),
+    ),
+    scenario(persistent_aborted_too, always=nothing_goes_on_below, ends=told_nothing, steady=False),
     scenario(
         persistent_stopped_by_the_host,
-        any_effects=True,
         always=nothing_goes_on_below,
         ends=told_nothing,
         steady=False,
