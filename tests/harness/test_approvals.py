@@ -328,6 +328,22 @@ async def test_edited_arguments_are_what_runs_and_the_model_is_told_h304() -> No
         assert (signal["digest"], signal["by"]) == (approval.digest, "ada")
 
 
+async def test_a_call_that_failed_with_edited_arguments_says_so_h304() -> None:
+    @tool(requires_approval=True)
+    async def pay(to: str) -> str:
+        """Pay somebody, and break."""
+        raise GeneratorExit
+
+    reports = []
+    async with opened(model(call("pay", to="me")), tools=(pay,), reports=reports) as harness:
+        submission, root = await ask(harness)
+        await (await the_one(harness)).allow(arguments={"to": "you"})
+        await submission.answer()
+        ((code, text),) = await results(root)
+    assert (code, '{"to":"you"}' in text) == ("interrupted", True)
+    assert [report.type for report in reports] == ["task_faulted"]
+
+
 async def test_the_same_arguments_are_no_edit_h304() -> None:
     till = Till()
     async with opened(model(call("pay", to="me")), tools=(till.tool,)) as harness:

@@ -30,7 +30,7 @@ from perdure.harness.interruption import Interruptions, Known, Over
 from perdure.harness.nested import CALLER_ENDED, NestedCalls, WaitTask
 from perdure.harness.opened import OpenedCall, Openings, Refused, ScopedCall
 from perdure.harness.output import DEFAULT_LIMITS
-from perdure.harness.permission import Permissions, RuleGone, permission_of
+from perdure.harness.permission import Permissions, RuleGone, edited_arguments, permission_of
 from perdure.harness.person import People
 from perdure.harness.progress import ProgressWriter
 from perdure.harness.registry import Registry
@@ -479,6 +479,8 @@ class ToolTask(Task[ToolInput, int | None], kind=TOOL_TASK, version=1, builtin=T
             result = error_result("aborted", ABORTED, stream=stream, output=output)
         elif begun and shown is not None and shown["state"] == "running":
             result = error_result("interrupted", INTERRUPTED, stream=stream, output=output)
+            if (edited := edited_arguments(record)) is not None:
+                result = with_edited_arguments(result, edited, nested=input.caller is not None)
         else:
             result = error_result("tool_error", "The call failed before the tool began.")
         await write_result(tx, record.id, record.conversation_id, input, result)

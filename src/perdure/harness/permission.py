@@ -22,7 +22,7 @@ from perdure.harness.opened import OpenedCall, Refused
 from perdure.harness.scopes import TOOL_TASK, CallIntent
 from perdure.harness.tool import AnyTool
 from perdure.kernel.json import JsonValue
-from perdure.kernel.records import from_raw
+from perdure.kernel.records import TaskRecord, from_raw, to_raw
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
@@ -142,6 +142,13 @@ def permission_of(asked: Asked, decision: Decision, tool: str, arguments: Mappin
     if digest != (decision.edited or asked.digest):
         raise Refused("denied", NOT_A_DECISION)
     return Permission(digest=digest, expires_at=asked.expires_at, by=decision.by, edited=decision.arguments is not None)
+
+
+def edited_arguments(record: TaskRecord) -> msgspec.Raw | None:
+    """With what a call ran, if a person changed its arguments."""
+    held = stored_value(record.raw_signals, APPROVAL)
+    decision = None if held is None else _decision(from_raw(held))
+    return None if decision is None or decision.arguments is None else to_raw(decision.arguments)
 
 
 def _deciding(document: ApprovalRules | None, tool: AnyTool, arguments: dict[str, JsonValue]) -> ApprovalRule | None:

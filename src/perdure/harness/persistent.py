@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import structs
-from typing_extensions import override
 
 from perdure.harness.documents import Agent, Live, Meta
 from perdure.harness.host import Host
-from perdure.harness.inbox import InboxFull, InputMode, input_content, withdraw
+from perdure.harness.inbox import InboxFull, InputMode, input_content
 from perdure.harness.messages import AssistantMessage, decode_messages
 from perdure.harness.runs import final_boundary
 from perdure.harness.subagents import LABEL
@@ -88,16 +87,8 @@ class AnchorTask(Task[AnchorInput, None], kind=ANCHOR, version=1, builtin=True):
 
     async def stop(self, run: Run[AnchorInput, None, int]) -> Next[None]:
         async with run.commit() as tx:
-            await withdraw(tx, run.checkpoint, "aborted", STOPPED)
             tx.abort_owned(STOPPED)
-            return tx.complete(None)
-
-    @override
-    async def on_abort(self, run: Run[AnchorInput, None, object]) -> Next[None]:
-        assert isinstance(run.checkpoint, int), "as it was created"
-        async with run.commit() as tx:
-            await withdraw(tx, run.checkpoint, "aborted", STOPPED)
-            return tx.abort(run.record.abort_reason or "aborted")
+            return tx.complete(None)  # and what is queued ends with it (rule H357)
 
 
 class MessageTask(Task[MessageInput, None], kind=MESSAGE, version=1, builtin=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from perdure.harness.documents import TOOL_RESULT, USER
-from perdure.harness.messages import AssistantMessage, UserMessage, decode_messages
+from perdure.harness.messages import AssistantMessage, ToolResultMessage, UserMessage, decode_messages
 from perdure.harness.tool import AnyTool
 from perdure.tasks.errors import OwnerEnded
 from perdure.testing.model import call, calls, say
@@ -158,20 +158,21 @@ def told_once(records: Records) -> Iterator[str]:
 
 
 SAID = (
-    *("Begin.", "begun", f"{REPORT}worked", "noted"),
-    *("More.", "sent", f"{REPORT}worked again", "noted again"),
-    *("Stop.", "stopped"),
+    *("Begin.", "'w' is at work. What it answers will be told.", "begun", f"{REPORT}worked", "noted"),
+    *("More.", "Sent.", "sent", f"{REPORT}worked again", "noted again"),
+    *("Stop.", "Stopped.", "stopped"),
 )
 
 
 def said_in_order(records: Records) -> Iterator[str]:
-    """The parent's transcript, without its calls and what a crash broke off."""
+    """The parent's transcript, without its calls and what a crash broke off: a call that is run again has the same
+    result."""
     said = [
         message.text
         for entry in records.entries
         if entry.conversation_id == 1
         for message in decode_messages(entry.raw_messages)
-        if isinstance(message, UserMessage)
+        if isinstance(message, UserMessage | ToolResultMessage)
         or (isinstance(message, AssistantMessage) and message.stop_reason == "stop" and message.text)
     ]
     if tuple(said) != SAID:
@@ -220,9 +221,10 @@ async def persistent_aborted_too(host: Host) -> None:
 
 
 async def persistent_stopped_by_the_host(host: Host) -> None:
-    """The host stops one in the middle of its work: it returns when nothing of it goes on."""
+    """The host stops one in the middle of its work, with a message waiting: it returns when nothing of it goes on."""
     async with open_harness(host, STAYING, tools=staying(host)) as (harness, root):
         await (await root.submit("Long.", request_id="long")).wait()
+        await (await root.submit("More.", request_id="more")).wait()
         await host.clock.sleep(2)
         for subagent in root.subagents():
             await root.stop_subagent(subagent.id)
@@ -231,7 +233,9 @@ async def persistent_stopped_by_the_host(host: Host) -> None:
 
 
 def told_nothing(records: Records) -> Iterator[str]:
-    """Whoever stopped it is not told so by it."""
+    """Whoever stopped it is not told so by it, and what waited is not asked any more."""
+    if any("Again." in str(entry.messages) for entry in records.of(USER)):
+        yield "a subagent that was stopped was asked one thing more"
     if any(REPORT[:15] in str(entry.messages) for entry in records.of(USER)):
         yield "the parent was told of a subagent that was stopped"
 
