@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import cast
 
+import msgspec
 import pytest
 
 from harness.kit import live, opened
 from harness.test_tool_scopes import Environment
 from harness.tool_world import ROOT, ToolWorld, until
+from perdure.harness.approval import APPROVAL, Decision
+from perdure.harness.approvals import pending
 from perdure.harness.documents import TOOL_RESULT, ToolResultData
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.events import Snapshot, ToolEnd, ToolStart
@@ -19,6 +22,7 @@ from perdure.harness.hooks import Block, HookCall, before_tool
 from perdure.harness.messages import ToolResultMessage
 from perdure.harness.nested import MAX_CALLS, MAX_DEPTH
 from perdure.harness.registry import Extension
+from perdure.harness.scopes import stored_intent
 from perdure.harness.tool import AnyTool, ToolCall, ToolResult, tool
 from perdure.kernel.errors import SessionClosed
 from perdure.kernel.json import JsonValue
@@ -171,6 +175,53 @@ async def test_an_unsafe_caller_that_was_cut_off_begins_nothing_anew_h343(world:
     assert began == ["slow"], "what it called was not run again"
     codes = {result_data.name: result_data.code for result_data in await _data(world)}
     assert codes == {"count_up": None, "slow": "aborted", "outer": "interrupted"}
+
+
+@pytest.mark.parametrize("stands_at", ["before_tool", "approval"])
+async def test_one_that_had_no_intent_yet_is_not_begun_for_an_unsafe_caller_that_was_cut_off_h343(
+    stands_at: str, world: ToolWorld
+) -> None:
+    """No hook is asked about it, and nobody's decision is used up for it."""
+    asked: list[str] = []
+    began: list[str] = []
+
+    @before_tool
+    async def look(about: HookCall) -> None:
+        if about.tool.name == "inner":
+            asked.append("inner")
+            if stands_at == "before_tool" and len(asked) == 1:
+                await asyncio.Event().wait()
+
+    @tool(replay="safe", requires_approval=stands_at == "approval")
+    async def inner() -> str:
+        """Do something."""
+        began.append("inner")
+        return "done"
+
+    @tool
+    async def outer(call: ToolCall) -> str:
+        """Call."""
+        return (await call.call("inner", key="inner")).text
+
+    hooks = Extension("hooks", hooks=[look])
+    await world.open(outer, inner, extensions=(hooks,))
+    task = await world.call("outer")
+    await until(lambda: bool(asked))
+    if stands_at == "approval":
+        await until(lambda: any(record.status == "waiting" for record in world.session.live.settled.values()))
+    await world.crash()
+    await world.open(outer, inner, extensions=(hooks,), resume=False)
+    for question in await pending(world.session):
+        decision = Decision(allow=True, digest=question.digest, expires_at=question.expires_at, at=question.asked_at)
+        assert await world.runtime.send_signal(question.task, APPROVAL, msgspec.to_builtins(decision))
+        stands_at = "decided"
+    assert stands_at in ("before_tool", "decided")
+    world.runtime.resume()
+    assert (await world.result(task)).code == "interrupted"
+    assert (asked, began) == (["inner"], [])
+    settled = [record for commit in world.commits for record in commit.batch.tasks if record.owner == task]
+    assert [record for record in settled if stored_intent(record) is not None] == [], "nor does it come to an intent"
+    assert {data.name: data.code for data in await _data(world)} == {"inner": "aborted", "outer": "interrupted"}
 
 
 async def _data(world: ToolWorld) -> list[ToolResultData]:
