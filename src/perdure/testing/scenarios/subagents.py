@@ -9,7 +9,7 @@ from perdure.harness.documents import TOOL_RESULT, USER
 from perdure.harness.messages import AssistantMessage, ToolResultMessage, UserMessage, decode_messages
 from perdure.harness.tool import AnyTool
 from perdure.tasks.errors import OwnerEnded
-from perdure.testing.model import call, calls, say
+from perdure.testing.model import call, calls, fail, say
 from perdure.testing.normal import Records
 from perdure.testing.scenarios.hosting import effects, ends, measure, open_harness, scenario
 from perdure.testing.simulation import Host
@@ -144,15 +144,18 @@ async def persistent_subagent(host: Host) -> None:
         assert root.subagents() == []
 
 
-def told_once(records: Records) -> Iterator[str]:
-    """At any moment: no report was put to the parent twice, and none is there without its answer."""
-    texts = [
+def said_to_the_parent(records: Records) -> list[str]:
+    return [
         getattr(message, "text", "")
         for entry in records.of(USER)
         if entry.conversation_id == 1
         for message in decode_messages(entry.raw_messages)
     ]
-    reports = [text for text in texts if text.startswith(REPORT)]
+
+
+def told_once(records: Records) -> Iterator[str]:
+    """At any moment: no report was put to the parent twice, and none is there without its answer."""
+    reports = [text for text in said_to_the_parent(records) if text.startswith(REPORT)]
     if len(set(reports)) != len(reports):
         yield f"the parent was told {reports}"
 
@@ -177,6 +180,30 @@ def said_in_order(records: Records) -> Iterator[str]:
     ]
     if tuple(said) != SAID:
         yield f"it was said {said}"
+
+
+NO_ANSWER = "[The subagent 'w' gave no answer (model_error: malformed: on purpose).]"
+
+
+async def persistent_after_a_failure(host: Host) -> None:
+    """The model fails at a message while the next one waits: the parent is told, and the next one is asked."""
+    begin, more = call("start_agent", name="w", prompt="Break."), call("message_agent", name="w", prompt="Again.")
+    replies = {
+        **STAYING,
+        "Begin twice.": [begin, more, say("begun")],
+        "Break.": [call("measure", place="field", seconds=3), fail("malformed", "on purpose")],
+        NO_ANSWER: say("a pity"),
+    }
+    async with open_harness(host, replies, tools=staying(host)) as (harness, root):
+        await (await root.submit("Begin twice.", request_id="begin")).answer()
+        await harness.idle(background=True)
+
+
+def told_both(records: Records) -> Iterator[str]:
+    """What came of each message, in any order."""
+    told = [text for text in said_to_the_parent(records) if text.startswith("[")]
+    if sorted(told) != sorted([NO_ANSWER, f"{REPORT}worked again"]):
+        yield f"the parent was told {told}"
 
 
 async def persistent_past_an_abort(host: Host) -> None:
@@ -252,6 +279,14 @@ SUBAGENTS = (
         always=told_once,
         ends=said_in_order,
         steady=False,  # whether a report had to wait for a run's end is a matter of time
+    ),
+    scenario(
+        persistent_after_a_failure,
+        safe=effects("measure field"),
+        always=told_once,
+        ends=told_both,
+        steady=False,
+        may_live=effects("pi.subagent"),
     ),
     scenario(
         persistent_past_an_abort, any_effects=True, always=told_once, steady=False, may_live=effects("pi.subagent")
