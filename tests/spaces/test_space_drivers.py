@@ -1,5 +1,6 @@
 """What a driver does in which order, with the log and a real daemon: the counterexamples of the protocol's model that
-are the driver's to keep off. Those of the daemon are in ``tests/spaced/test_spaced_model.py``."""
+are the driver's to keep off. Those of the daemon are in ``tests/spaced/test_spaced_model.py``; one, ``layer_log``, is
+of layers, which there are none of."""
 
 from __future__ import annotations
 
