@@ -27,7 +27,7 @@ from perdure.kernel.records import EntryRecord, Terminal
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import Reply, call, calls, say
 from perdure.testing.normal import Records, Rules
-from perdure.testing.scenarios.hosting import effects, launch, measure, open_harness, scenario
+from perdure.testing.scenarios.hosting import effects, launch, measure, open_harness, over_within, scenario
 from perdure.testing.simulation import Host, Scenario
 
 ASKS = Approvals(tools=("launch", "m*"))
@@ -326,6 +326,11 @@ def check_result(entry: EntryRecord, done: Sequence[str]) -> None:
             assert other in ("interrupted", "aborted"), other
 
 
+def expired_in_time(records: Records) -> Iterator[str]:
+    yield from ended_with("expired", "expired")(records)
+    yield from over_within(records, TOOL_TASK, 600_000)
+
+
 # --- what is expected of the records ----------------------------------------------------------------------------
 
 
@@ -437,7 +442,7 @@ APPROVALS = (
         decided(None, Approvals(tools=("*",), expire_after_ms=5_000)),
         name="approval-expired",
         always=asked_first,
-        ends=ended_with("expired", "expired"),
+        ends=expired_in_time,
     ),
     scenario(approval_too_late, always=asked_first, ends=ended_with("expired", "expired"), steady=False),
     scenario(approval_forged, always=asked_first, ends=ended_with("denied", "denied")),

@@ -153,6 +153,13 @@ def launch(host: Host) -> AnyTool:
     return launch
 
 
+def over_within(records: Records, kind: str, ms: int) -> Iterator[str]:
+    """No task of that kind lasted longer, whatever was killed meanwhile."""
+    for task in records.tasks:
+        if task.kind == kind and task.ended_at is not None and task.ended_at - task.created_at > ms:
+            yield f"{kind} task {task.id} lasted {task.ended_at - task.created_at} ms"
+
+
 def effects(*names: str) -> frozenset[str]:
     return frozenset(names)
 

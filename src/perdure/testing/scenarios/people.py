@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import cast
 
 from perdure.harness.handle import ToolCall
 from perdure.harness.harness import Harness
@@ -14,7 +15,7 @@ from perdure.harness.tool import AnyTool, tool
 from perdure.kernel.json import JsonValue
 from perdure.testing.model import call, calls, say
 from perdure.testing.normal import Records
-from perdure.testing.scenarios.hosting import effects, ends, measure, open_harness, scenario
+from perdure.testing.scenarios.hosting import effects, ends, measure, open_harness, over_within, scenario
 from perdure.testing.simulation import Host
 from perdure.tools.people import ask_user
 
@@ -75,10 +76,15 @@ async def question_answered(host: Host) -> None:
 
 
 def asked_once(records: Records) -> Iterator[str]:
-    """No question has a second task."""
+    """No question has a second task, and each is shown at its call exactly while it is asked."""
     asked = [(task.owner, _text(task.input)) for task in records.tasks if task.kind == QUESTION]
     if len(asked) != len(set(asked)):
         yield f"the questions are {asked}"
+    live = cast("dict[str, dict[str, dict[str, dict[str, JsonValue]]]]", records.document("pi.live", 1) or {})
+    shown = {int(task) for tool in live.get("tools", {}).values() for task in tool.get("questions", {})}
+    open_ = {task.id for task in records.tasks if task.kind == QUESTION and task.live}
+    if shown != open_:
+        yield f"questions {sorted(open_)} are asked, and {sorted(shown)} are shown"
 
 
 def _text(input: JsonValue) -> JsonValue:
@@ -93,6 +99,10 @@ async def question_expired(host: Host) -> None:
         submission = await root.submit("Book.", request_id="book")
         await answered(host, harness, submission, answers=False)
         assert (await submission.answer()).text == "done"
+
+
+def over_in_time(records: Records) -> Iterator[str]:
+    return over_within(records, QUESTION, 600_000)
 
 
 async def question_aborted(host: Host) -> None:
@@ -115,6 +125,6 @@ PEOPLE = (
     scenario(
         question_answered, safe=effects("book Chez Luc for 4", "book Roma for 2", "measure sky"), always=asked_once
     ),
-    scenario(question_expired, safe=effects("measure sky"), always=asked_once),
+    scenario(question_expired, safe=effects("measure sky"), always=asked_once, ends=over_in_time),
     scenario(question_aborted, always=asked_once, steady=False),
 )
