@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
+from perdure.harness.compaction_policy import Compaction
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import COMPACTION, CompactionData, Live
 from perdure.harness.harness import Harness
@@ -19,6 +21,10 @@ WINDOW = 4_000
 LONG = "word " * 300
 """Some 375 tokens."""
 SUMMARY = "The goal is to test. Nothing else is known."
+
+
+BLOCKING = Compaction(background_tokens=0)
+"""Whatever is compacted, the run waits for it."""
 
 
 def asks_for_summary(request: ModelRequest) -> bool:
@@ -41,6 +47,29 @@ def model(
         return script(request) if script is not None else say("ok", usage=UNTOLD)
 
     return ScriptedModel(reply, context_window=window, max_output=2_000, **more)
+
+
+Pace: TypeAlias = Callable[[ModelRequest, int], Awaitable[None]]
+
+
+def held(hold: Pace, *, at: str = "hold") -> Pace:
+    """Holds what answers to that text."""
+
+    async def pace(request: ModelRequest, event: int) -> None:
+        if texts(request.messages)[-1] == at:
+            await hold(request, event)
+
+    return pace
+
+
+def summary_held(hold: Pace) -> Pace:
+    """Holds the summaries, and nothing else."""
+
+    async def pace(request: ModelRequest, event: int) -> None:
+        if asks_for_summary(request):
+            await hold(request, event)
+
+    return pace
 
 
 def summaries(scripted: ScriptedModel) -> list[ModelRequest]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from compaction_kit import (
+    BLOCKING,
     LONG,
     SUMMARY,
     UNTOLD,
@@ -16,8 +17,10 @@ from compaction_kit import (
     failure,
     fill,
     has_summary,
+    held,
     model,
     summaries,
+    summary_held,
     texts,
     turns,
 )
@@ -32,9 +35,6 @@ from perdure.harness.settings import RetryPolicy
 from perdure.harness.tool import tool
 from perdure.kernel.records import Aborted, Failed
 from perdure.testing.model import call, calls, fail, say
-
-BLOCKING = Compaction(background_tokens=0)
-
 
 # --- before a request -------------------------------------------------------------------------------------------
 
@@ -117,11 +117,7 @@ async def test_a_run_waits_once_a_request_and_sends_it_as_it_is_if_that_did_not_
 async def test_a_background_compaction_runs_beside_the_run_and_is_placed_at_its_boundary_h137_h142() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if texts(request.messages)[-1] == "hold":
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=held(hold))
     async with opened(scripted) as harness:
         root = await harness.root()
         await fill(root, 6)
@@ -145,11 +141,7 @@ async def test_a_background_compaction_runs_beside_the_run_and_is_placed_at_its_
 async def test_one_that_ends_after_the_run_is_placed_and_starts_none_h52_h142() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(hold))
     async with opened(scripted) as harness:
         root = await harness.root()
         await fill(root, 6)
@@ -202,11 +194,7 @@ async def test_one_that_ends_while_a_run_sleeps_before_a_retry_is_placed_at_once
 async def test_only_one_is_begun_however_long_it_takes_h137_h209() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(hold))
     async with opened(scripted) as harness:
         root = await harness.root()
         await fill(root, 6)
@@ -435,11 +423,7 @@ async def test_a_summary_that_never_comes_has_a_deadline_and_the_session_goes_on
     clock = ManualClock()
     never = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await never(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(never))
     reports: Reports = []
     policy = Compaction(background_tokens=0, deadline_ms=60_000)
     async with opened(scripted, compaction=policy, clock=clock, reports=reports) as harness:
@@ -470,11 +454,7 @@ async def test_a_summary_that_was_cut_off_is_none() -> None:
 async def test_a_compaction_can_be_aborted_alone_h146() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(hold))
     async with opened(scripted, compaction=BLOCKING) as harness:
         root = await harness.root()
         await fill(root, 9)
@@ -492,11 +472,7 @@ async def test_a_compaction_can_be_aborted_alone_h146() -> None:
 async def test_an_abort_of_the_run_takes_the_compaction_it_waits_for_and_no_background_one_h208() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(hold))
     async with opened(scripted) as harness:
         root = await harness.root()
         await fill(root, 6)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from compaction_kit import (
+    BLOCKING,
     LONG,
     SUMMARY,
     UNTOLD,
@@ -16,8 +17,10 @@ from compaction_kit import (
     data_of,
     failure,
     fill,
+    held,
     model,
     summaries,
+    summary_held,
     texts,
     turns,
 )
@@ -34,9 +37,6 @@ from perdure.kernel.errors import ConversationOpen
 from perdure.kernel.records import Completed, Failed
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, fail, say
-
-BLOCKING = Compaction(background_tokens=0)
-
 
 # --- by hand ----------------------------------------------------------------------------------------------------
 
@@ -63,11 +63,7 @@ async def test_compact_in_an_idle_conversation_h142_h214() -> None:
 async def test_compact_in_a_busy_conversation_waits_for_the_boundary_h142_h143() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if texts(request.messages)[-1] == "hold":
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=held(hold))
     async with opened(scripted, compaction=BLOCKING) as harness:
         root = await harness.root()
         await fill(root, 6)
@@ -108,11 +104,7 @@ async def test_without_a_model_it_fails_no_model() -> None:
 async def test_a_summary_that_waits_is_made_stale_by_a_reset_h47_h143() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if texts(request.messages)[-1] == "hold":
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=held(hold))
     async with opened(scripted, compaction=BLOCKING) as harness:
         root = await harness.root()
         await fill(root, 6)
@@ -435,11 +427,7 @@ async def test_a_conversation_is_deleted_with_the_compaction_under_way_in_it_h18
 async def test_steers_and_resets_that_come_while_a_run_waits_keep_their_places_h45_h46() -> None:
     hold = Hold()
 
-    async def pace(request, event) -> None:
-        if asks_for_summary(request):
-            await hold(request, event)
-
-    scripted = model(pace=pace)
+    scripted = model(pace=summary_held(hold))
     async with opened(scripted, compaction=BLOCKING) as harness:
         root = await harness.root()
         await fill(root, 9)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from compaction_kit import (
+    BLOCKING,
     LONG,
     SUMMARY,
     UNTOLD,
@@ -35,8 +36,6 @@ from perdure.harness.tool import tool
 from perdure.kernel.records import Completed, Failed
 from perdure.storage.memory import MemoryStorage
 from perdure.testing.model import ScriptedModel, call, calls, fail, say
-
-BLOCKING = Compaction(background_tokens=0)
 
 
 async def test_deadline_and_reserve_are_those_of_the_policy_that_names_the_writer_h146_h205() -> None:

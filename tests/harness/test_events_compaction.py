@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from compaction_kit import SUMMARY, fill, model
+from compaction_kit import BLOCKING, SUMMARY, fill, model
 from kit import Hold, opened
 
 from perdure.harness.compaction_policy import Compaction
@@ -15,8 +15,6 @@ from perdure.harness.events import CompactionEnd, CompactionRetry, CompactionSta
 from perdure.kernel.json import JsonValue, same_json
 from perdure.kernel.ops import apply
 from perdure.testing.model import Fail, fail, say
-
-BLOCKING = Compaction(background_tokens=0)
 
 
 async def until(events: Events, kind: type[Event]) -> list[Event]:

@@ -394,6 +394,20 @@ def as_decided(records: Records) -> Iterator[str]:
 
 LAUNCH = frozenset({"launch"})
 
+
+def both_run(program: Callable[[Host], Awaitable[None]], *, name: str | None = None) -> Scenario:
+    """In the end both calls have run, as they are."""
+    return scenario(
+        program,
+        name=name,
+        safe=effects("measure sky"),
+        unsafe=effects("launch one"),
+        tools=LAUNCH,
+        always=asked_first,
+        ends=ended_with(None, None),
+    )
+
+
 APPROVALS = (
     scenario(approval_by_mail, safe=effects("measure sky"), always=asked_first, ends=ended_with("denied", None)),
     Scenario(
@@ -405,23 +419,8 @@ APPROVALS = (
         always=asked_where_needed,
         ends=as_decided,
     ),
-    scenario(
-        decided(allow),
-        name="approval-allowed",
-        safe=effects("measure sky"),
-        unsafe=effects("launch one"),
-        tools=LAUNCH,
-        always=asked_first,
-        ends=ended_with(None, None),
-    ),
-    scenario(
-        approval_pending,
-        safe=effects("measure sky"),
-        unsafe=effects("launch one"),
-        tools=LAUNCH,
-        always=asked_first,
-        ends=ended_with(None, None),
-    ),
+    both_run(decided(allow), name="approval-allowed"),
+    both_run(approval_pending),
     scenario(
         decided(edit),
         name="approval-edited",
@@ -447,14 +446,7 @@ APPROVALS = (
     scenario(approval_too_late, always=asked_first, ends=ended_with("expired", "expired"), steady=False),
     scenario(approval_forged, always=asked_first, ends=ended_with("denied", "denied")),
     scenario(approval_rule_revoked, always=asked_first, ends=ended_with("denied")),
-    scenario(
-        approval_unconsumed,
-        safe=effects("measure sky"),
-        unsafe=effects("launch one"),
-        tools=LAUNCH,
-        always=asked_first,
-        ends=ended_with(None, None),
-    ),
+    both_run(approval_unconsumed),
     scenario(
         approval_rules,
         safe=effects("measure lab/one", "measure garden"),
