@@ -184,12 +184,22 @@ def test_a_pattern_that_takes_for_ever_is_ended_and_others_go_on_meanwhile(space
         ("a.b", ["a.b"], ["axb"]),
         ("x\\y", ["x\\y"], ["xy"]),
         ("**/a", ["a", "x/a"], ["xa"]),
+        ("*.{c,h}", ["a.c", "a.h"], ["a.", "a.ch", "a.{c,h}", "x/a.c"]),
+        ("{a,b/{c,d*}}/e", ["a/e", "b/c/e", "b/dx/e"], ["b/e", "c/e"]),
+        ("{a}{", ["{a}{"], ["a"]),
+        ("a{,b}", ["a", "ab"], ["a{,b}"]),
     ],
 )
 def test_patterns(pattern: str, matches: list[str], others: list[str]) -> None:
-    compiled = spaced.glob_pattern(pattern)
+    compiled = spaced.glob(pattern)
     assert [text for text in matches if not compiled.fullmatch(text)] == []
     assert [text for text in others if compiled.fullmatch(text)] == []
+
+
+def test_the_patterns_that_braces_stand_for_are_bounded(driver: Driver) -> None:
+    assert driver.ask("glob", pattern="{a,b}" * 6)["paths"] == []
+    assert code_of(driver, "glob", pattern="{a,b}" * 7) == "bad_request"
+    assert code_of(driver, "glob", pattern="{a,b}" * 500) == "bad_request"
 
 
 def test_a_tree_deeper_than_the_bound_is_named_not_followed(space: Space, driver: Driver) -> None:

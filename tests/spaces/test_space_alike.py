@@ -133,9 +133,15 @@ async def test_a_file_that_is_replaced_keeps_its_mode_and_owner_but_not_the_righ
         assert os.stat(f"{both[1].cwd}/owned").st_uid == 1234
 
 
+PATTERNS = [
+    "(", "[", "*a", "a{99999999999}", "(?P=x)", "\0", "", "one$", "é", "*.py", "d/**", "**", "{", "*.{py,ts}",
+    "{a,b}" * 9, "\\",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["pattern", "glob"])
 async def test_patterns_are_taken_and_refused_alike_h370(both: Both, name: str) -> None:
-    for pattern in ("(", "[", "*a", "a{99999999999}", "(?P=x)", "\0", "", "one$", "é", "*.py", "d/**", "**", "{", "\\"):
+    for pattern in PATTERNS:
         if name == "glob":
             await alike(both, "find", pattern=pattern)
         await alike(both, "grep", **{"pattern": "one", name: pattern})

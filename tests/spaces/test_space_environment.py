@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from space_kit import CALL, Daemon, advanced, daemon, key
@@ -30,7 +31,7 @@ from perdure.spaces.environment import CallOver, SpaceEnvironment
 from perdure.spaces.errors import SpaceConnectionLost
 from perdure.spaces.local_processes import mark_of
 from perdure.spaces.outputs import Outputs
-from perdure.spaces.wire import Place
+from perdure.spaces.wire import Limits, Place
 from perdure.tools.bash import bash
 from perdure.tools.edits import Edit
 from perdure.tools.files import edit, plan_edit, read
@@ -224,6 +225,21 @@ async def test_a_large_output_is_kept_for_later(env: SpaceEnvironment, client: S
 async def test_an_output_that_was_cut_short_by_its_command_ends(env: SpaceEnvironment) -> None:
     result = await env.exec("echo a long line; sleep 0.2; : > /proc/self/fd/1; echo b")
     assert result.exit_code == 0
+
+
+async def test_a_flood_of_output_is_stopped_and_told_h371(
+    env: SpaceEnvironment, made: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SpaceClient.start
+
+    async def limited(*args: Any, **options: Any) -> Any:
+        return await real(*args, **{**options, "limits": Limits(output_bytes=1_000_000)})
+
+    monkeypatch.setattr(SpaceClient, "start", limited)
+    answer = await bash(env, "yes; true")
+    assert answer.failed
+    assert answer.text.endswith(".log.]\n[It wrote more than 256 MiB; the command was stopped.]")
+    assert [path.stat().st_size for path in (made.folder / "state" / "outputs").iterdir()] == [1_000_000]
 
 
 async def test_a_time_out_stops_all_of_the_command(env: SpaceEnvironment, made: Daemon) -> None:

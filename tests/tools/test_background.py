@@ -118,6 +118,17 @@ async def test_an_id_that_is_none_is_refused_h366(env: LocalEnvironment, id: str
             await asked
 
 
+async def test_an_output_that_the_disk_does_not_take_is_told_h367(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_write", lambda file, data: 0)
+    told = await ended(env, (await env.start_background("echo hi")).id)
+    assert (told.state, told.reason, told.output_bytes) == ("exited", background.UNKEPT, 0)
+    assert (await in_background.listed(env)).text.endswith(
+        "exited with code 0 (its output is kept in part: the disk is full)  echo hi"
+    )
+
+
 async def test_one_that_cannot_be_started_leaves_nothing_h366(work: Path, tmp_path: Path) -> None:
     env = LocalEnvironment(work, shell=["/no/shell", "-c"], output_dir=tmp_path / "outputs")
     with pytest.raises(CommandNotStarted, match="/no/shell could not be started"):

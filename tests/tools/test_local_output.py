@@ -16,6 +16,7 @@ from local_kit import Until, alive, mode, pids
 
 from perdure.harness.environment import PathEscapes
 from perdure.tools import command, spills
+from perdure.tools.bash import bash
 from perdure.tools.local import LocalEnvironment
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
@@ -80,6 +81,17 @@ async def test_what_is_kept_of_one_output_is_bounded(env: LocalEnvironment, monk
     expected = "".join(f"{number}\n" for number in range(1, 50001)).encode()
     assert await env.read_file(result.output_path) == expected[:100_000]
     assert expected.endswith(result.output)
+
+
+async def test_a_flood_of_output_is_stopped_and_told_h371(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.tools.local.MOST_OUTPUT", 1_000_000)
+    answer = await bash(env, "yes; true")
+    assert answer.failed
+    assert answer.text.endswith(".log.]\n[It wrote more than 256 MiB; the command was stopped.]")
+    assert answer.details["output_limit"]
+    assert not (await bash(env, "yes | head -c 1000000")).failed, "so much may it write"
 
 
 async def test_old_outputs_are_reclaimed(

@@ -77,7 +77,7 @@ async def test_what_each_tool_shows_h178(env: LocalEnvironment, work: Path) -> N
     assert (await looking.grep(env, "nothing")).text == "[No match.]"
     (work / "binary").write_bytes(b"needle\0")
     assert (await looking.grep(env, "needle", glob="binary")).text.endswith(
-        "[1 files were not searched: binary, above 8 MiB, or not to be read.]"
+        "[Not searched, because binary, above 8 MiB, or not to be read: 1.]"
     )
     (work / "empty").mkdir()
     assert (await looking.ls(env, "empty")).text == "[The directory is empty.]"

@@ -188,6 +188,8 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     """The signal that ended it, or None."""
     timed_out: bool
     """The time-out passed and the command was stopped for it."""
+    output_limit: bool = False
+    """It wrote more than 256 MiB and was stopped for it."""
     duration_ms: int
     output: bytes
     """The whole output if it is small (64 KiB); of a larger one, its end."""
@@ -280,8 +282,8 @@ class ExecutionEnvironment(Protocol):
         """What is below a directory, symbolic links not followed (rules H362 and H363).
 
         ``pattern``: a glob for the path below ``path``, or for the last name alone: ``*``, ``?`` and ``[...]`` stay
-        within a name, ``**`` is any number of directories. ``ignored``: also ``.git`` and what ``.gitignore`` files
-        name. ``limit`` is at most 10,000.
+        within a name, ``**`` is any number of directories, ``{a,b}`` is either. ``ignored``: also ``.git`` and what
+        ``.gitignore`` files name. ``limit`` is at most 10,000.
         """
         ...
 

@@ -83,6 +83,8 @@ LIST_ENTRIES = 10_000
 GREP_FILE_BYTES = 8 * 1024 * 1024
 GREP_LINE_BYTES = 1000
 GREP_CONTEXT = 20
+GLOBS = 100
+"""Patterns that one with braces stands for."""
 SIEVED = 4000
 """Files that a sieve gets at once."""
 IGNORE_BYTES = 64 * 1024
@@ -1177,7 +1179,7 @@ class Shim:
             pause = look if deadline is None else min(look, max(0.001, deadline - now))
             if poll.poll(pause * 1000):
                 break
-            look = min(look * 1.5, 1.0)
+            look = min(look * 1.5, 0.2)
         os.close(handle)
         status = os.waitpid(pid, 0)[1]
         if cause != "exit":
@@ -1186,6 +1188,8 @@ class Shim:
             while self._remains(cgroup) and time.monotonic() < stop:
                 self._kill(pid, cgroup)
                 time.sleep(0.002)
+        if cause == "output_limit":
+            os.ftruncate(output, largest)  # it wrote on until it was seen
         if os.WIFSIGNALED(status):
             return {"cause": cause, "signal": os.WTERMSIG(status)}
         return {"cause": cause, "code": os.WEXITSTATUS(status)}
@@ -1642,13 +1646,31 @@ def name_matcher(pattern: str | None) -> Callable[[bytes], bool]:
     """Whether a glob fits a path below where is searched, or its last name."""
     if pattern is None:
         return lambda path: True
-    compiled = glob_pattern(pattern)
+    compiled = glob(pattern)
 
     def fits(path: bytes) -> bool:
         text = path.decode("utf-8", "surrogateescape")
         return bool(compiled.fullmatch(text) or compiled.fullmatch(text[text.rfind("/") + 1 :]))
 
     return fits
+
+
+_EITHER = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def glob(pattern: str) -> re.Pattern[str]:
+    """Of what is searched for: ``{a,b}`` is either."""
+    todo, plain = [pattern], list[str]()
+    while todo:
+        one = todo.pop()
+        either = _EITHER.search(one)  # the innermost first
+        if either is None:
+            plain.append(glob_pattern(one).pattern)
+        else:
+            todo += [one[: either.start()] + word + one[either.end() :] for word in either[1].split(",")]
+        if len(plain) + len(todo) > GLOBS:
+            raise Fail("bad_request", f"pattern: its braces stand for more than {GLOBS} patterns")
+    return re.compile("|".join(f"(?:{text})" for text in plain), re.DOTALL)
 
 
 def glob_pattern(pattern: str, escapes: bool = False) -> re.Pattern[str]:
@@ -1689,7 +1711,7 @@ def glob_pattern(pattern: str, escapes: bool = False) -> re.Pattern[str]:
 
 
 def _glob(resolver: Resolver, descriptor: int, prefix: bytes, query: Json) -> Json:
-    pattern = glob_pattern(query["pattern"])
+    pattern = glob(query["pattern"])
     out = Bounded(query["limit"])
     for path, _, _, status in entries_of(resolver, descriptor, prefix, query):
         if isinstance(status, OSError):

@@ -522,6 +522,7 @@ def _result(command: Command, output: CommandOutput) -> ExecResult:
         exit_code=command.code,
         signal=command.signal,
         timed_out=command.cause == "timeout",
+        output_limit=command.cause == "output_limit",
         duration_ms=command.duration_ms,
         output=bytes(output.recent if output.size <= INLINE_OUTPUT else output.recent[-INLINE_OUTPUT:]),
         output_bytes=output.size,

@@ -40,6 +40,7 @@ MOST_WAIT_MS = 10 * 60 * 1000
 SHOWN = 200
 """Characters of a command that are kept."""
 STOPPED = "as asked"
+UNKEPT = "its output is kept in part: the disk is full"
 OUTPUT_LIMIT = f"it wrote more than {MOST_OUTPUT >> 20} MiB; what came before is kept"
 _NAME = re.compile(r"command-([0-9a-f]{8})\.json")
 _ID = re.compile(r"[0-9a-f]{8}")
@@ -66,10 +67,8 @@ class _Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """None: it has not ended, as far as anybody wrote."""
     exit_code: int | None = None
     signal: int | None = None
-
-
-class _TooMuch(Exception):
-    """It wrote more than is kept."""
+    unkept: bool = False
+    """The disk did not take all of its output."""
 
 
 @dataclass(slots=True)
@@ -87,8 +86,6 @@ class _Output(CommandOutput):
         self.size += kept
         self.unkept = kept < min(len(data), room)  # The disk is full: a gap would be read as output.
         self.tell()
-        if len(data) > room and not self.unkept:
-            raise _TooMuch
 
     async def close(self) -> None:
         file, self.file = self.file, -1
@@ -153,7 +150,8 @@ class LocalBackground:
         running = _Running(path, record, output, asyncio.get_running_loop(), self._owner)
         started = asyncio.Event()
         _running[path] = running
-        running.task = asyncio.create_task(self._supervise(running, replace(spec, on_start=started.set)))
+        spec = replace(spec, on_start=started.set, output_bytes=MOST_OUTPUT)
+        running.task = asyncio.create_task(self._supervise(running, spec))
         starting = asyncio.create_task(started.wait())
         try:
             await asyncio.wait({starting, running.task}, return_when=asyncio.FIRST_COMPLETED)
@@ -217,15 +215,17 @@ class LocalBackground:
             result = await run(spec, running.output, self._threads)
         except CommandNotStarted:
             raise
-        except _TooMuch:
-            record.cause = "output_limit"
         except ProcessesRemain:
             record.cause = "remains"
         except BaseException:
             record.cause = running.cause
             raise
         else:
-            record.cause, record.exit_code, record.signal = "exit", result.exit_code, result.signal
+            record.unkept = running.output.unkept
+            if result.output_limit:
+                record.cause = "output_limit"
+            else:
+                record.cause, record.exit_code, record.signal = "exit", result.exit_code, result.signal
         finally:
             with contextlib.suppress(OSError):  # Without its record the command is told to be lost, which it is.
                 if record.cause is not None:
@@ -297,11 +297,13 @@ class LocalBackground:
         )
 
     def _state(self, record: _Record, path: str) -> tuple[BackgroundState, str]:
+        running = _running.get(path)
+        unkept = UNKEPT if record.unkept or (running is not None and running.output.unkept) else ""
         if record.cause is not None:
-            return ("exited" if record.cause == "exit" else "stopped"), _REASONS[record.cause]
+            return ("exited" if record.cause == "exit" else "stopped"), _REASONS[record.cause] or unkept
         host, own = HostMark.parse(record.host), HostMark.own()
-        if path in _running:
-            return "running", ""
+        if running is not None:
+            return "running", unkept
         if host is not None and host != own and host.machine == own.machine and not host.is_dead(own.machine):
             return "running", f"run by process {host.pid}"
         return "lost", "the process that ran it ended without stopping it; what it left running is ended by the next"

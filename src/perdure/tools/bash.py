@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from perdure.harness.environment import CommandNotStarted, ExecResult, ExecutionEnvironment
 from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES, OutputWindow, Window
 from perdure.kernel.json import JsonValue
+from perdure.tools.command import MOST_OUTPUT
 
 DEFAULT_TIMEOUT_S = 600
 MAX_TIMEOUT_S = 24 * 3600
@@ -60,6 +61,7 @@ async def bash(
         "exit_code": result.exit_code,
         "signal": result.signal,
         "timed_out": result.timed_out,
+        "output_limit": result.output_limit,
         "duration_ms": result.duration_ms,
         "output_bytes": shown.total_bytes,
         "output_lines": shown.total_lines,
@@ -67,7 +69,8 @@ async def bash(
         "dropped_lines": shown.dropped_lines,
         "output_path": None if shown.complete else result.output_path,
     }
-    return CommandAnswer(_text(result, shown, seconds), details, failed=result.timed_out or result.exit_code != 0)
+    failed = result.timed_out or result.output_limit or result.exit_code != 0
+    return CommandAnswer(_text(result, shown, seconds), details, failed)
 
 
 def check_command(command: str) -> None:
@@ -87,6 +90,8 @@ def _text(result: ExecResult, shown: Window, seconds: float) -> str:
         notes.append(_left_out(result, shown))
     if result.timed_out:
         notes.append(f"[Timed out after {seconds:g} seconds; the command was stopped.]")
+    elif result.output_limit:
+        notes.append(f"[It wrote more than {MOST_OUTPUT >> 20} MiB; the command was stopped.]")
     elif result.signal is not None:
         notes.append(f"[Ended by signal {result.signal}.]")
     elif result.exit_code is None:

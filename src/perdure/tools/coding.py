@@ -106,7 +106,7 @@ async def find(
     """Find files and directories below a directory. Symbolic links are not followed.
 
     Args:
-        pattern: A glob for the name (*.py) or for the path below the directory (src/**/test_*.py). All if not given.
+        pattern: A glob for the name (*.{c,h}) or for the path below the directory (src/**/test_*.py). All if not given.
         path: The directory to search.
         type: Only these.
         ignored: Also .git and what .gitignore files name.
@@ -187,7 +187,7 @@ async def bash_output(
     wait: float = 0,
     until: Literal["exit", "output"] = "exit",
 ) -> ToolResult:
-    """Show how a background command is and what it wrote, or list them all.
+    """Show the state of a background command and what it wrote, or list them all.
 
     Args:
         id: Which one. All are listed if not given.

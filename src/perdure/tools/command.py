@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from perdure.harness.environment import CommandNotStarted, ExecResult, ProcessesRemain
 from perdure.tools import processes
@@ -27,6 +28,8 @@ from perdure.tools.processes import Process
 from perdure.tools.spills import Spill, Spills
 from perdure.tools.threads import Threads
 
+MOST_OUTPUT = 256 * 1024 * 1024
+"""Bytes of output after which a command is stopped, as the daemon of a Space does it."""
 INLINE_OUTPUT = 64 * 1024
 """Bytes of output that a result carries itself; more goes to a spill file, too."""
 _CHUNK = 256 * 1024
@@ -45,6 +48,8 @@ class CommandSpec:
     timeout_ms: int | None
     grace_ms: int
     """Between SIGTERM and SIGKILL."""
+    output_bytes: int
+    """It is stopped when it has written more."""
     on_start: Callable[[], None] | None = None
     """Called when its process is there."""
 
@@ -170,6 +175,7 @@ class _Command:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._pidfd = -1
+        self._flooded = False
 
     def stop(self) -> None:
         _resolve(self._stopped)
@@ -186,7 +192,7 @@ class _Command:
             if self._spec.on_start is not None:
                 self._spec.on_start()
             pump = asyncio.create_task(self._pump())
-            timed_out = await self._first_event(pump, began)
+            cause = await self._first_event(pump, began)
             duration = self._loop.time() - began
             await end(self._members, self._spec.grace_ms, self._threads, leader=process.pid)
             await self._exited
@@ -211,7 +217,8 @@ class _Command:
         return ExecResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
-            timed_out=timed_out,
+            timed_out=cause == "timeout",
+            output_limit=cause == "output_limit",
             duration_ms=round(duration * 1000),
             output=bytes(output.recent if output.size <= INLINE_OUTPUT else output.recent[-INLINE_OUTPUT:]),
             output_bytes=output.size,
@@ -219,8 +226,8 @@ class _Command:
             output_kept=output.spill.kept if output.spill else 0,
         )
 
-    async def _first_event(self, pump: asyncio.Task[None], began: float) -> bool:
-        """Wait for the exit, the time-out, a stop, or output that cannot be handed on. True: the time-out."""
+    async def _first_event(self, pump: asyncio.Task[None], began: float) -> Literal["timeout", "output_limit"] | None:
+        """Wait for the exit, the time-out, a stop, too much output, or output that cannot be handed on."""
         timeout_ms = self._spec.timeout_ms
         waits: set[asyncio.Future[None]] = {self._exited, self._stopped, pump}
         while True:
@@ -229,13 +236,15 @@ class _Command:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:  # The loop itself is ending: as if stopped.
                 self.stop()
-                return False
+                return None
             if self._exited in done or self._stopped in done:
-                return False
+                return None
             if pump not in done:
-                return True
+                return "timeout"
             if pump.cancelled() or pump.exception() is not None:
-                return False
+                return None
+            if self._flooded:
+                return "output_limit"
             waits.discard(pump)  # The command closed its output and goes on.
 
     # --- the process
@@ -323,8 +332,8 @@ class _Command:
     # -------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        """Read the pipe until its end, or, once draining, until it is empty."""
-        left = _CHUNK
+        """Read the pipe until its end, or there was too much; or, once draining, until it is empty."""
+        taken, left = 0, _CHUNK
         while left > 0:
             try:
                 data = os.read(self._pipe, _CHUNK)
@@ -339,6 +348,10 @@ class _Command:
                 # What the command wrote fits in the pipe; a process that was not found could go on for ever.
                 left -= len(data)
             await self._output.take(data)
+            taken += len(data)
+            if taken > self._spec.output_bytes:
+                self._flooded = True
+                return
             await asyncio.sleep(0)
 
     async def _readable(self) -> None:

@@ -106,11 +106,11 @@ def _note(command: BackgroundCommand, first: int, after: int) -> str:
 
 
 def _state(command: BackgroundCommand) -> str:
+    state: str = command.state
     if command.state == "exited":
-        if command.signal is not None:
-            return f"ended by signal {command.signal}"
-        return "ended" if command.exit_code is None else f"exited with code {command.exit_code}"
-    return f"{command.state} ({command.reason})" if command.reason else command.state
+        state = "ended" if command.exit_code is None else f"exited with code {command.exit_code}"
+        state = state if command.signal is None else f"ended by signal {command.signal}"
+    return f"{state} ({command.reason})" if command.reason else state
 
 
 def _details(command: BackgroundCommand) -> dict[str, JsonValue]:

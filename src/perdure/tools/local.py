@@ -24,7 +24,7 @@ from perdure.harness.environment import (
 )
 from perdure.tools import processes
 from perdure.tools.background import LocalBackground
-from perdure.tools.command import CommandOutput, CommandSpec, end, run
+from perdure.tools.command import MOST_OUTPUT, CommandOutput, CommandSpec, end, run
 from perdure.tools.searching import Searcher, found_ripgrep
 from perdure.tools.spills import Spills
 from perdure.tools.threads import Threads
@@ -199,6 +199,7 @@ class LocalEnvironment:
             tag=tag,
             timeout_ms=timeout_ms,
             grace_ms=self._grace_ms,
+            output_bytes=MOST_OUTPUT,
         )
 
     def _readable(self, path: str) -> Workspace:

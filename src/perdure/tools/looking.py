@@ -88,7 +88,7 @@ async def grep(
     if found.more:
         notes.append(f"[There are more matches than these {matches}; narrow the pattern, the path or the glob.]")
     if found.skipped:
-        notes.append(f"[{found.skipped} files were not searched: binary, above 8 MiB, or not to be read.]")
+        notes.append(f"[Not searched, because binary, above 8 MiB, or not to be read: {found.skipped}.]")
     text, shown = _text(lines, notes, "[No match.]")
     details: dict[str, JsonValue] = {
         "path": path,
