@@ -20,11 +20,20 @@ if TYPE_CHECKING:
     from perdure.harness.approval_rules import ArgumentIs as ArgumentIs
     from perdure.harness.approval_rules import ArgumentMatches as ArgumentMatches
     from perdure.harness.approvals import Approval as Approval
+    from perdure.harness.arguments import InvalidArguments as InvalidArguments
+    from perdure.harness.arguments import ToolDefinitionError as ToolDefinitionError
     from perdure.harness.compaction_policy import Compaction as Compaction
     from perdure.harness.control import Handoff as Handoff
     from perdure.harness.conversation import Conversation as Conversation
     from perdure.harness.documents import Agent as Agent
+    from perdure.harness.environment import CommandNotStarted as CommandNotStarted
+    from perdure.harness.environment import EnvironmentUnusable as EnvironmentUnusable
+    from perdure.harness.environment import ExecResult as ExecResult
     from perdure.harness.environment import ExecutionEnvironment as ExecutionEnvironment
+    from perdure.harness.environment import FileError as FileError
+    from perdure.harness.environment import NoSuchCommand as NoSuchCommand
+    from perdure.harness.environment import PathEscapes as PathEscapes
+    from perdure.harness.environment import ProcessesRemain as ProcessesRemain
     from perdure.harness.handle import CallConflict as CallConflict
     from perdure.harness.handle import CallRefused as CallRefused
     from perdure.harness.handle import ToolCall as ToolCall
@@ -65,7 +74,9 @@ if TYPE_CHECKING:
     from perdure.harness.model import ModelError as ModelError
     from perdure.harness.model import ModelRequest as ModelRequest
     from perdure.harness.model import Models as Models
+    from perdure.harness.model import NoAdapter as NoAdapter
     from perdure.harness.output import OutputLimits as OutputLimits
+    from perdure.harness.parse import CannotParse as CannotParse
     from perdure.harness.persistent import PersistentSubagent as PersistentSubagent
     from perdure.harness.person import AnswerRefused as AnswerRefused
     from perdure.harness.person import PersonQuestion as PersonQuestion
@@ -74,6 +85,7 @@ if TYPE_CHECKING:
     from perdure.harness.reconcile import NeverHappened as NeverHappened
     from perdure.harness.reconcile import Unknown as Unknown
     from perdure.harness.registry import Extension as Extension
+    from perdure.harness.registry import ExtensionConflict as ExtensionConflict
     from perdure.harness.registry import PromptSection as PromptSection
     from perdure.harness.retention import Retention as Retention
     from perdure.harness.retention import RetentionReport as RetentionReport
@@ -94,6 +106,7 @@ if TYPE_CHECKING:
     from perdure.kernel.errors import ConversationOpen as ConversationOpen
     from perdure.kernel.errors import DocumentFieldError as DocumentFieldError
     from perdure.kernel.errors import DocumentVersionError as DocumentVersionError
+    from perdure.kernel.errors import InvalidTransition as InvalidTransition
     from perdure.kernel.errors import NotFound as NotFound
     from perdure.kernel.errors import NotJson as NotJson
     from perdure.kernel.errors import PerdureError as PerdureError
@@ -122,7 +135,9 @@ if TYPE_CHECKING:
     from perdure.tasks.definition import StoredTask as StoredTask
     from perdure.tasks.definition import Task as Task
     from perdure.tasks.errors import NotStopped as NotStopped
+    from perdure.tasks.errors import TaskDefinitionError as TaskDefinitionError
     from perdure.tasks.errors import TaskEnded as TaskEnded
+    from perdure.tasks.errors import WaitCycle as WaitCycle
     from perdure.tasks.errors import WorkBlocked as WorkBlocked
     from perdure.tasks.run import Run as Run
     from perdure.telemetry import OpenTelemetry as OpenTelemetry
@@ -132,6 +147,7 @@ if TYPE_CHECKING:
     from perdure.tools.mcp.server import mcp_extension as mcp_extension
     from perdure.tools.mcp.settings import HttpServer as HttpServer
     from perdure.tools.mcp.settings import McpError as McpError
+    from perdure.tools.mcp.settings import McpMissing as McpMissing
     from perdure.tools.mcp.settings import StdioServer as StdioServer
     from perdure.tools.people import ask_user as ask_user
     from perdure.tools.subagents import Subagent as Subagent
@@ -139,15 +155,41 @@ if TYPE_CHECKING:
     from perdure.tools.subagents import subagent as subagent
 
 _HOME = {
-    "perdure.harness.approval": ("ApprovalQuestion", "ApprovalRefused", "Approvals"),
-    "perdure.harness.approval_rules": ("ApprovalRule", "ArgumentBelow", "ArgumentIs", "ArgumentMatches"),
+    "perdure.harness.approval": (
+        "ApprovalQuestion",
+        "ApprovalRefused",
+        "Approvals",
+    ),
+    "perdure.harness.approval_rules": (
+        "ApprovalRule",
+        "ArgumentBelow",
+        "ArgumentIs",
+        "ArgumentMatches",
+    ),
     "perdure.harness.approvals": ("Approval",),
+    "perdure.harness.arguments": (
+        "InvalidArguments",
+        "ToolDefinitionError",
+    ),
     "perdure.harness.compaction_policy": ("Compaction",),
     "perdure.harness.control": ("Handoff",),
     "perdure.harness.conversation": ("Conversation",),
     "perdure.harness.documents": ("Agent",),
-    "perdure.harness.environment": ("ExecutionEnvironment",),
-    "perdure.harness.handle": ("CallConflict", "CallRefused", "ToolCall"),
+    "perdure.harness.environment": (
+        "CommandNotStarted",
+        "EnvironmentUnusable",
+        "ExecResult",
+        "ExecutionEnvironment",
+        "FileError",
+        "NoSuchCommand",
+        "PathEscapes",
+        "ProcessesRemain",
+    ),
+    "perdure.harness.handle": (
+        "CallConflict",
+        "CallRefused",
+        "ToolCall",
+    ),
     "perdure.harness.harness": ("Harness",),
     "perdure.harness.hooks": (
         "Block",
@@ -194,14 +236,16 @@ _HOME = {
         "ModelError",
         "ModelRequest",
         "Models",
+        "NoAdapter",
     ),
     "perdure.harness.output": ("OutputLimits",),
+    "perdure.harness.parse": ("CannotParse",),
+    "perdure.harness.persistent": ("PersistentSubagent",),
     "perdure.harness.person": (
         "AnswerRefused",
         "PersonQuestion",
         "QuestionExpired",
     ),
-    "perdure.harness.persistent": ("PersistentSubagent",),
     "perdure.harness.reconcile": (
         "Done",
         "NeverHappened",
@@ -209,6 +253,7 @@ _HOME = {
     ),
     "perdure.harness.registry": (
         "Extension",
+        "ExtensionConflict",
         "PromptSection",
     ),
     "perdure.harness.retention": (
@@ -236,12 +281,12 @@ _HOME = {
     ),
     "perdure.kernel.entries": ("Entry",),
     "perdure.kernel.errors": (
-        "TooLarge",
         "ContextCancelled",
         "ContextDeadline",
         "ConversationOpen",
         "DocumentFieldError",
         "DocumentVersionError",
+        "InvalidTransition",
         "NotFound",
         "NotJson",
         "PerdureError",
@@ -253,6 +298,7 @@ _HOME = {
         "StorageCorrupt",
         "StorageError",
         "StorageFormatError",
+        "TooLarge",
     ),
     "perdure.kernel.json": ("JsonValue",),
     "perdure.kernel.observation": (
@@ -277,7 +323,9 @@ _HOME = {
     ),
     "perdure.tasks.errors": (
         "NotStopped",
+        "TaskDefinitionError",
         "TaskEnded",
+        "WaitCycle",
         "WorkBlocked",
     ),
     "perdure.tasks.run": ("Run",),
@@ -291,10 +339,15 @@ _HOME = {
     "perdure.tools.mcp.settings": (
         "HttpServer",
         "McpError",
+        "McpMissing",
         "StdioServer",
     ),
     "perdure.tools.people": ("ask_user",),
-    "perdure.tools.subagents": ("Subagent", "persistent_subagents", "subagent"),
+    "perdure.tools.subagents": (
+        "Subagent",
+        "persistent_subagents",
+        "subagent",
+    ),
 }
 """Module -> the public names that live there."""
 

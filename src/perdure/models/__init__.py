@@ -15,7 +15,17 @@ weight of a user's words, so what users must not override belongs into the first
 
 from __future__ import annotations
 
-from perdure.harness.model import Finished, ModelEvent, ModelInfo, TextDelta, ThinkingDelta, ToolCallDelta, ToolSpec
+from perdure.harness.model import (
+    Finished,
+    ModelEvent,
+    ModelInfo,
+    Price,
+    Priced,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolSpec,
+)
 from perdure.models.endpoints import Endpoint
 from perdure.models.provider import MissingExtra, ProviderModels
 
@@ -25,6 +35,8 @@ __all__ = [
     "MissingExtra",
     "ModelEvent",
     "ModelInfo",
+    "Price",
+    "Priced",
     "ProviderModels",
     "TextDelta",
     "ThinkingDelta",

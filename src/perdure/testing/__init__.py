@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perdure.testing.faults import Fault as Fault
+    from perdure.testing.loop import NoOutside as NoOutside
+    from perdure.testing.loop import SimulationStuck as SimulationStuck
     from perdure.testing.model import Reply as Reply
     from perdure.testing.model import ScriptedModel as ScriptedModel
     from perdure.testing.model import call as call
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "perdure.testing.faults": ("Fault",),
+    "perdure.testing.loop": ("NoOutside", "SimulationStuck"),
     "perdure.testing.model": ("Reply", "ScriptedModel", "call", "calls", "dialogue", "echo", "fail", "say", "turns"),
     "perdure.testing.normal": ("Records", "Rules"),
     "perdure.testing.simulation": ("Exploration", "Host", "Plan", "Scenario", "World", "explore", "simulate"),
