@@ -16,7 +16,7 @@ import pytest
 from durable_kit import World
 from space_kit import CALL, Daemon, advanced, daemon, key
 
-from perdure.harness.environment import CommandNotStarted, ExecutionEnvironment, NoSuchCommand
+from perdure.harness.environment import BackgroundCommand, CommandNotStarted, ExecutionEnvironment, NoSuchCommand
 from perdure.harness.harness import Harness
 from perdure.harness.tool import tool
 from perdure.kernel.json import JsonValue
@@ -164,6 +164,35 @@ async def test_a_call_that_is_cut_off_while_it_starts_one_finds_it_again_s168(wo
         assert await said(world, harness) == ["1", RUNNING]
         assert world.lines() == ["one"], "it was started once"
         assert [note["id"] for note in (await world.state()).background] == ["1"]
+        await world.check()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_stop_that_is_cut_off_stops_that_one_alone_s170(
+    world: World, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Nothing of it has to be undone: it is done again."""
+    real = SpaceEnvironment.stop_background
+    reached = asyncio.Event()
+
+    async def cut_off(self: SpaceEnvironment, id: str) -> BackgroundCommand:
+        if killed:
+            await real(self, id)
+        reached.set()
+        return await asyncio.Future()
+
+    calls = [call("bash", command="sleep 600", background=True), serve(), call("bash_stop", id="1")]
+    with monkeypatch.context() as cutting:
+        cutting.setattr(SpaceEnvironment, "stop_background", cut_off)
+        async with world.open(*calls, output()) as harness:
+            await (await harness.root()).submit("go", request_id="one")
+            await asyncio.wait_for(reached.wait(), 60)
+            await world.crash()
+    async with world.open(*calls, output()) as harness:
+        *_, stopped, listed = await said(world, harness)
+        assert stopped == "1: stopped (as asked)."
+        assert listed == f"1  stopped (as asked)  sleep 600\n2  running  {SERVE}"
+        assert await world.recovered() == ["not_started"]
         await world.check()
 
 

@@ -47,7 +47,7 @@ def test_what_each_tool_declares() -> None:
         "grep": ("safe", "read", False, False),
         "bash": ("unsafe", "space", True, True),
         "bash_output": ("safe", "read", False, False),
-        "bash_stop": ("safe", "space", False, True),
+        "bash_stop": ("safe", "space", True, True),
     }
 
 

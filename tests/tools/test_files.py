@@ -22,7 +22,7 @@ from perdure.harness.environment import (
     NotAFile,
 )
 from perdure.harness.messages import Image, Text
-from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES
+from perdure.harness.output import DEFAULT_LIMIT_BYTES, DEFAULT_LIMIT_LINES, OutputLimits, bound
 from perdure.tools import contents, files
 from perdure.tools.bash import bash
 from perdure.tools.edits import Edit
@@ -133,7 +133,7 @@ async def test_a_huge_file_is_not_read_to_its_end(env: LocalEnvironment, monkeyp
     answer = await files.read(env, "f")
     assert sum(read) < 600_000
     assert answer.details["total_lines"] is None
-    assert answer.text.endswith("\n[Lines 1-1999; the file has 1100000 bytes. Read on with offset=2000.]")
+    assert answer.text.endswith("\n[Lines 1-1997; the file has 1100000 bytes. Read on with offset=1998.]")
 
 
 async def test_what_is_no_text_file_is_refused(env: LocalEnvironment) -> None:
@@ -261,6 +261,15 @@ async def test_text_that_is_not_utf_8_is_shown_as_it_can_be(env: LocalEnvironmen
     assert (await files.read(env, "f")).text == (
         "caf\ufffd\n[\ufffd may stand for bytes that are not UTF-8; no old_text of an edit can name those.]"
     )
+
+
+@pytest.mark.parametrize("limit", [None, 2000, 5000])
+async def test_no_note_is_lost_to_the_limits_of_a_result(env: LocalEnvironment, limit: int | None) -> None:
+    await env.write_file("f", b"\xff\n" * 3000)
+    answer = await files.read(env, "f", limit=limit)
+    shown = bound(answer.text, OutputLimits(keep="head"))
+    assert (shown.text, shown.dropped_lines) == (answer.text, 0)
+    assert "[Lines 1-1997 of 3000. Read on with offset=1998.]\n[\ufffd may stand for" in answer.text
 
 
 async def test_a_line_is_looked_for_in_so_much_of_a_file(

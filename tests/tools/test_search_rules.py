@@ -186,6 +186,15 @@ def test_rules_of_directories_above_hold_below_h363(tmp_path: Path) -> None:
     assert walk(tmp_path, path=".git", ignored=False) == [b".git/config"], "a directory that is named is looked at"
 
 
+def test_of_a_long_gitignore_no_part_of_a_line_counts_s41(tmp_path: Path) -> None:
+    """Its last would be another pattern."""
+    (tmp_path / "x.log").touch()
+    (tmp_path / "y.txt").touch()
+    comment = b"#" * (spaced.IGNORE_BYTES - 8)
+    (tmp_path / ".gitignore").write_bytes(comment + b"\n*.log\n*.txt\n")
+    assert walk(tmp_path, ignored=False) == [b".gitignore", b"y.txt"], "the cut is in the last line"
+
+
 @given(st.binary(max_size=300))
 def test_no_content_of_a_gitignore_does_harm_s41(content: bytes) -> None:
     for run in spaced.ignore_runs(content):

@@ -1469,7 +1469,10 @@ class Ignored:
             pass
         else:
             try:
-                runs = ignore_runs(os.read(descriptor, IGNORE_BYTES))
+                content = os.read(descriptor, IGNORE_BYTES)
+                if len(content) == IGNORE_BYTES:  # a part of a line is another pattern
+                    content = content[: content.rfind(b"\n") + 1]
+                runs = ignore_runs(content)
             except OSError:
                 pass
             finally:

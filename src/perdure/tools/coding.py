@@ -202,7 +202,8 @@ async def bash_output(
         return _result(await in_background.output(environment, id, offset=offset, wait_s=wait, until=until))
 
 
-@tool(replay="safe", effects="space", sequential=True)
+# It runs no command and changes no file: cut off, it is done again. An undo would kill all that runs in the background.
+@tool(replay="safe", effects="space", adoptable=True, sequential=True)
 async def bash_stop(id: str, environment: ExecutionEnvironment) -> ToolResult:
     """Stop a background command and all that it started.
 

@@ -25,6 +25,7 @@ from perdure.kernel.json import JsonValue
 from perdure.tools import contents
 from perdure.tools import edits as editing
 from perdure.tools.edits import Edit, EditIntent
+from perdure.tools.workspace import IS_DIRECTORY, IS_SPECIAL
 
 MAX_EDIT = 16 * 1024 * 1024
 """Bytes of the largest file that is edited."""
@@ -38,8 +39,9 @@ _COUNT_LINES = 16 * 1024 * 1024
 MAX_SKIPPED = 1024 * 1024 * 1024
 """Bytes that are read to come to a line."""
 _PROBE = 8192
-_NOTES = 512
-"""Bytes of a result that are left to notes, so that notes and window together keep the limit."""
+_NOTES_BYTES = 512
+_NOTES_LINES = 3
+"""What a result leaves to notes, so that notes and window together keep the limits of a result."""
 _DIFF_LINES = 40
 _DIFF_BYTES = 4096
 """Of the diff, so much is in the text of an edit's result; all of it that a result holds is in the details."""
@@ -221,8 +223,8 @@ class _Lines:
     async def window(self, limit: int | None) -> Window:
         window = OutputWindow(
             keep="head",
-            limit_bytes=DEFAULT_LIMIT_BYTES - _NOTES,
-            limit_lines=min(limit or DEFAULT_LIMIT_LINES, DEFAULT_LIMIT_LINES) - (limit is None),
+            limit_bytes=DEFAULT_LIMIT_BYTES - _NOTES_BYTES,
+            limit_lines=min(limit or DEFAULT_LIMIT_LINES, DEFAULT_LIMIT_LINES - _NOTES_LINES),
         )
         while chunk := await self._next():
             window.feed(chunk)
@@ -254,7 +256,7 @@ async def _regular_file(environment: ExecutionEnvironment, path: str) -> FileSta
     if info is None:
         raise FileMissing(path, "does not exist")
     if info.kind != "file":
-        raise NotAFile(path, "is a directory" if info.kind == "directory" else "is not a regular file")
+        raise NotAFile(path, IS_DIRECTORY if info.kind == "directory" else IS_SPECIAL)
     return info
 
 

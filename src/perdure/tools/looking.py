@@ -20,6 +20,7 @@ MOST_SHOWN = 2000
 _NOTES_BYTES = 512
 _NOTES_LINES = 4
 """What a result leaves to notes."""
+_HINT = ", or search without the patterns of .gitignore files (ignored)"
 
 
 async def ls(environment: ExecutionEnvironment, path: str, *, limit: int = LISTED) -> Answer:
@@ -45,7 +46,7 @@ async def find(
     _check(path, "limit", limit, 1, MOST_SHOWN)
     found = await environment.find(path, pattern=pattern or None, kind=kind, ignored=ignored, limit=limit)
     if found.timed_out:
-        raise FileError(path, "takes too long to search; name a smaller directory")
+        raise FileError(path, "takes too long to search; name a smaller directory" + ("" if ignored else _HINT))
     lines = [named(entry.path, entry.kind) for entry in found.entries]
     notes = [f"[There are more than these {len(lines)}; narrow the pattern or the path.]"] if found.more else []
     text, shown = _text(lines, notes, "[Nothing found.]")
@@ -72,7 +73,8 @@ async def grep(
         limit=limit,
     )  # fmt: skip
     if found.timed_out:
-        raise FileError(path, "takes too long to search; simplify the pattern, or name fewer files (path, glob)")
+        todo = "simplify the pattern, or name fewer files (path, glob)" + ("" if ignored else _HINT)
+        raise FileError(path, f"takes too long to search; {todo}")
     lines: list[str] = []
     before: tuple[str, int] | None = None
     for line in found.lines:
