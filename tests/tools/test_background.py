@@ -145,9 +145,13 @@ async def test_a_full_disk_loses_the_rest_of_the_output_and_not_the_command_h367
     assert (told.state, told.exit_code, told.output_bytes) == ("exited", 4, 0)
 
 
+@pytest.mark.parametrize("was_here", [False, True])
 async def test_after_a_kill_of_its_host_it_is_told_to_be_lost_and_is_ended_h368(
-    env: LocalEnvironment, work: Path, tmp_path: Path
+    env: LocalEnvironment, work: Path, tmp_path: Path, was_here: bool
 ) -> None:
+    if was_here:  # Before that host, whose end this one outlives.
+        await env.exec("true")
+        assert await env.background() == ()
     script = """
         setsid bash -c 'echo $$ > away.tmp; mv away.tmp away.pid; exec sleep 600' &
         echo $$ > own.pid; while [ ! -e away.pid ]; do sleep 0.01; done; echo ready; wait"""

@@ -78,6 +78,8 @@ class LocalEnvironment:
         self._background = LocalBackground(self, self._spills, self._commands, self._files, self._specify)
         self._sweeping = asyncio.Lock()
         self._swept = False
+        self._gone: set[str] = set()
+        """Lost commands in the background of which nothing runs."""
 
     @property
     def cwd(self) -> str:
@@ -161,7 +163,7 @@ class LocalEnvironment:
         return await self._background.start(command)
 
     async def background(self) -> tuple[BackgroundCommand, ...]:
-        return tuple([await self._seen(command) for command in await self._background.all()])
+        return await self._seen(*await self._background.all())
 
     async def read_background(
         self, id: str, *, offset: int = 0, length: int = 0, wait_ms: int = 0, until_exit: bool = False
@@ -169,19 +171,25 @@ class LocalEnvironment:
         command, data = await self._background.read(
             id, offset=offset, length=length, wait_ms=wait_ms, until_exit=until_exit
         )
-        return await self._seen(command), data
+        await self._seen(command)
+        return command, data
 
     async def stop_background(self, id: str) -> BackgroundCommand:
-        return await self._seen(await self._background.stop(id))
+        command = await self._background.stop(id)
+        await self._seen(command)
+        return command
 
     async def end_background(self) -> None:
         await self._background.end()
 
-    async def _seen(self, command: BackgroundCommand) -> BackgroundCommand:
-        """Nobody is told that a command is lost while something of it may run on."""
-        if command.state == "lost":
-            await self._sweep()
-        return command
+    async def _seen(self, *commands: BackgroundCommand) -> tuple[BackgroundCommand, ...]:
+        """Nobody is told that a command is lost while something of it may run on: its host may have died only now."""
+        lost = {command.id for command in commands if command.state == "lost"}
+        if not lost <= self._gone:
+            async with self._sweeping:
+                await self._end_orphans()
+                self._gone |= lost
+        return commands
 
     def _specify(self, command: str) -> CommandSpec:
         """Of a command in the background."""
@@ -214,5 +222,8 @@ class LocalEnvironment:
             return
         async with self._sweeping:
             if not self._swept:
-                await end(lambda: processes.orphans(self._id), self._grace_ms, self._commands)
-                self._swept = True
+                await self._end_orphans()
+
+    async def _end_orphans(self) -> None:
+        await end(lambda: processes.orphans(self._id), self._grace_ms, self._commands)
+        self._swept = True
