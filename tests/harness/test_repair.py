@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from perdure.harness import repair
 from perdure.harness.arguments import InvalidArguments
 from perdure.harness.parse import CannotParse, parse_answer
 from perdure.harness.repair import fits, json_in_text, repaired, unfenced
@@ -231,6 +233,23 @@ def test_a_text_without_its_end_is_read_in_one_pass_h321() -> None:
     """Each of its quotation marks could be taken for the beginning of another text."""
     with pytest.raises(ValueError, match="Unterminated string"):
         json_in_text('{"a": "' + '\\"' * 100_000)
+
+
+def test_a_text_that_each_branch_of_a_union_would_read_is_read_a_bounded_number_of_times_h320(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
+
+    def reading(text: str) -> JsonValue:
+        nonlocal read
+        read += len(text)
+        return json_in_text(text)
+
+    monkeypatch.setattr(repair, "json_in_text", reading)
+    branches: list[JsonValue] = [{"type": "object", "properties": {"op": {"const": str(n)}}} for n in range(300)]
+    value = json.dumps({"op": "another", "text": "x" * 100_000})
+    assert repaired(value, {"anyOf": branches}) is value
+    assert read <= repair.STEP * repair.MAX_STEPS
 
 
 EXPRESSION: Any = {

@@ -21,6 +21,8 @@ MAX_DEPTH: Final = 40
 MAX_STEPS: Final = 100_000
 """Looks at a value by a schema that repairing one may take: unions below one another multiply. With more it is left
 as it is."""
+STEP: Final = 64
+"""Characters of a text that are read as JSON in one step: each branch of a union reads it."""
 BOOLEANS: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 """By their texts in lower case."""
 
@@ -99,8 +101,8 @@ class _Repair:
         self._root = root
         self._steps = 0
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _step(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             raise _TooMuch
 
@@ -213,7 +215,7 @@ class _Repair:
         return found[0] if len(found) == 1 and isinstance(value, (str, int, float)) else value
 
     def _object(self, value: JsonValue, schema: Schema, depth: int) -> JsonValue:
-        given = _unpacked(value, dict)
+        given = self._unpacked(value, dict)
         if not isinstance(given, dict):
             return value
         required = schema.get("required")
@@ -232,7 +234,7 @@ class _Repair:
         return given if same else changed
 
     def _array(self, value: JsonValue, schema: Schema, depth: int) -> JsonValue:
-        given = _unpacked(value, list)
+        given = self._unpacked(value, list)
         if not isinstance(given, list):
             if value is None or (isinstance(value, str) and value.lstrip()[:1] == "["):
                 return value
@@ -241,16 +243,16 @@ class _Repair:
         changed = [self.repaired(item, self._item(schema, at), depth + 1) for at, item in enumerate(given)]
         return given if all(new is old for new, old in zip(changed, given, strict=True)) else changed
 
-
-def _unpacked(value: JsonValue, wanted: type[list[JsonValue]] | type[dict[str, JsonValue]]) -> JsonValue:
-    """What a text holds, if that is what was wanted."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[", "`"):
-        try:
-            found = json_in_text(value)
-        except ValueError:
-            return value
-        return found if isinstance(found, wanted) else value
-    return value
+    def _unpacked(self, value: JsonValue, wanted: type[list[JsonValue]] | type[dict[str, JsonValue]]) -> JsonValue:
+        """What a text holds, if that is what was wanted."""
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "[", "`"):
+            self._step(len(value) // STEP)
+            try:
+                found = json_in_text(value)
+            except ValueError:
+                return value
+            return found if isinstance(found, wanted) else value
+        return value
 
 
 def _number(text: str) -> int | float | None:
