@@ -236,8 +236,9 @@ def _usage(records: Records, conversation: int, entries: list[EntryRecord]) -> I
         # An attempt that failed before anything came, and is repeated, has no entry.
         if counted["requests"] < answers[model]:
             yield f"{answers[model]} answers of {model}, but pi.usage counts {counted['requests']} requests"
-        if counted["input"] + counted["output"] < tokens[model]:
-            yield f"the answers of {model} took {tokens[model]} tokens, more than pi.usage counts: {counted}"
+        taken = counted["input"] + counted["output"]
+        if taken < tokens[model] or (taken > tokens[model] and counted["requests"] == answers[model]):
+            yield f"the answers of {model} took {tokens[model]} tokens, and pi.usage counts {counted}"
     results = [entry.data_as(ToolResultData) for entry in entries if entry.kind == TOOL_RESULT]
     tools = totals.get("tools", {})
     for tool in {result.name for result in results} | tools.keys():
