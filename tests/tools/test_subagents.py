@@ -20,11 +20,12 @@ from perdure.harness.documents import TOOL_RESULT
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.handle import CallRefused
 from perdure.harness.harness import Harness
+from perdure.harness.inbox import admit, write_content
 from perdure.harness.limits import Limits
 from perdure.harness.messages import SystemMessage, ToolResultMessage, decode_messages
 from perdure.harness.model import ModelRequest
 from perdure.harness.registry import Extension
-from perdure.harness.submission import Submission, Unanswered
+from perdure.harness.submission import Unanswered
 from perdure.harness.tool import ToolCall, ToolResult, tool
 from perdure.storage.memory import MemoryStorage
 from perdure.tasks import NotStopped, WorkBlocked
@@ -277,18 +278,19 @@ async def test_what_waits_in_a_childs_conversation_ends_with_the_call_h357(reope
         await entered.wait()
         below = await child(harness)
         said = await below.submit("And more.")
-        noted = await below.write(Note(text="by the way"))
+        async with harness.session.commit() as tx:  # as a compaction queues its summary
+            noted = (await admit(tx, below.id, write_content(Note(text="by the way"), head=None, edits=()))).submission
         if not reopened:
-            await ended_with_the_call(harness, said, noted)
+            await ended_with_the_call(harness, said.id, noted.id)
             return
         storage = storage.snapshot()
     async with opened(ScriptedModel(SCRIPT), storage=storage, tools=(subagent(), slow)) as harness:
-        await ended_with_the_call(harness, await harness.submission(said.id), await harness.submission(noted.id))
+        await ended_with_the_call(harness, said.id, noted.id)
 
 
-async def ended_with_the_call(harness: Harness, said: Submission, noted: Submission) -> None:
-    root = await harness.root()
-    await root.abort()
+async def ended_with_the_call(harness: Harness, said_id: int, noted_id: int) -> None:
+    said, noted = await harness.submission(said_id), await harness.submission(noted_id)
+    await (await harness.root()).abort()
     ended = await said.wait()
     assert (ended.reason, ended.detail) == ("aborted", "what the conversation belongs to has ended")
     assert await noted.status() == "done"

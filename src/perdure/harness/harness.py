@@ -406,8 +406,6 @@ class Harness:
             await final_boundary(self._host, tx, conversation_id)
         elif admission.boundary is not None:
             await place(tx, conversation_id, admission.boundary, self.settings)
-        if admission.submission.status == "queued":
-            self._leftovers.queued(await tx.conversation(conversation_id))
         return admission.submission
 
     # --- tasks -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Final
 
 from perdure.harness.inbox import place, withdraw
@@ -34,21 +34,31 @@ class Leftovers:
             for submission in page:
                 conversation = await self._session.conversation(submission.conversation_id)
                 assert conversation is not None, "a conversation in which something waits is not deleted"
-                self.queued(conversation)
+                self._queued(conversation)
             after = page[-1].id
 
-    def queued(self, conversation: ConversationRecord) -> None:
+    def _queued(self, conversation: ConversationRecord) -> None:
         """Something waits in it from now on."""
         if conversation.owner is not None:
             self._waiting.setdefault(conversation.owner, set()).add(conversation.id)
 
     def _derive(self, tx: Transaction) -> Awaitable[None] | None:
+        queued = {record.conversation_id for record in tx.changed_submissions.values() if record.status == "queued"}
+        return self._follow(tx, queued) if queued or self._ended(tx) else None
+
+    def _ended(self, tx: Transaction) -> list[int]:
+        """Conversations in which something may wait, whose owners end here."""
         if not self._waiting:
-            return None
+            return []
         ended = [
             id for id, record in tx.changed_tasks.items() if id in self._waiting and type(record.state) is Terminal
         ]
-        return self._end(tx, [id for task in ended for id in sorted(self._waiting[task])]) if ended else None
+        return [id for task in ended for id in sorted(self._waiting[task])]
+
+    async def _follow(self, tx: Transaction, queued: Collection[int]) -> None:
+        for id in queued:
+            self._queued(await tx.conversation(id))
+        await self._end(tx, self._ended(tx))
 
     async def _end(self, tx: Transaction, conversations: Sequence[int]) -> None:
         for id in conversations:

@@ -261,6 +261,11 @@ class TransactionReads:
         return self._tasks
 
     @property
+    def changed_submissions(self) -> Mapping[int, SubmissionRecord]:
+        """The submissions this transaction created or changed so far."""
+        return self._submissions
+
+    @property
     def new_entries(self) -> Sequence[EntryRecord]:
         """The entries this transaction appended so far, in order."""
         return list(self._entries.values())
