@@ -61,6 +61,7 @@ AREAS = {
 }
 """Page -> its title, and where its names live: the longest beginning decides. A face but the first has its own page."""
 
+_MADE = re.compile(r"\b(?:Open|Make) one with\b|^A handle\b|^Made by\b", re.MULTILINE)
 _CITED = re.compile(r"\b[KTHPS]\d+\b")
 _DEFINED = re.compile(r"^(?:- |\| )\*\*([KTHPS]\d+)\*\*", re.MULTILINE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -173,7 +174,7 @@ def signed(node: ast.AST) -> Iterator[ast.AST]:
     """The annotations and defaults that a reader of the reference is shown."""
     if isinstance(node, ast.ClassDef):
         for each in node.body:
-            hidden = isinstance(each, _FUNCTION) and each.name.startswith("_") and each.name != "__init__"
+            hidden = isinstance(each, _FUNCTION) and each.name.startswith("_") and each not in constructor(node)
             if not hidden:
                 yield from signed(each)
     elif isinstance(node, _FUNCTION):
@@ -277,6 +278,9 @@ def assigned(node: ast.stmt) -> str:
 
 
 def constructor(node: ast.ClassDef) -> tuple[ast.stmt, ...]:
+    """None of what is made by something else, as its docstring says."""
+    if _MADE.search(ast.get_docstring(node) or ""):
+        return ()
     return tuple(each for each in node.body if isinstance(each, _FUNCTION) and each.name == "__init__")
 
 

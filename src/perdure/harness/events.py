@@ -380,6 +380,8 @@ class Moment(msgspec.Struct, frozen=True):
 class Events:
     """An async iterator of a conversation's events, for one consumer.
 
+    Made by ``conversation.events()``.
+
     It ends as a Watch does: quietly when it is released, else with WatchEnded after the events before the end.
     """
 

@@ -51,7 +51,10 @@ class ViewFrame(Frame[ConversationView], frozen=True, kw_only=True):
 
 
 class ViewWatch(Watch[ConversationView]):
-    """A Watch of a conversation's view, whose frames have cursors."""
+    """A Watch of a conversation's view, whose frames have cursors.
+
+    Made by ``conversation.watch()``.
+    """
 
     def __init__(
         self, source: Source[ConversationView], stream: Stream, context: Context | None, after: int | None
