@@ -13,9 +13,11 @@ from perdure.harness.documents import TOOL_RESULT, USER
 from perdure.harness.harness import Harness
 from perdure.harness.messages import ToolResultMessage, UserMessage, decode_messages
 from perdure.harness.model import ModelError, ModelRequest
+from perdure.harness.registry import Extension
 from perdure.harness.tool import tool
 from perdure.kernel.errors import NotFound
 from perdure.storage.memory import MemoryStorage
+from perdure.tasks import Next, Run, Task
 from perdure.testing.model import ScriptedModel, call, calls, say
 from perdure.tools.subagents import Subagent, persistent_subagents, subagent
 
@@ -234,6 +236,49 @@ async def test_what_is_said_to_one_that_is_being_stopped_ends_with_it_h357() -> 
         assert (await late.wait()).reason == "aborted"
         await harness.idle(background=True)
         assert not harness.session.live.settled
+
+
+class Slow(Task[None, None], kind="app.slow", version=1):
+    """Takes its time to stop."""
+
+    entered: asyncio.Event
+    leave: asyncio.Event
+
+    async def start(self, run: Run[None, None, None]) -> Next[None]:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self.leave.wait()
+        raise AssertionError("it was aborted")
+
+
+async def test_a_message_that_waits_is_not_begun_while_its_subagent_is_being_stopped_h356() -> None:
+    """Its run has ended, and other work below it has not."""
+    Slow.entered, Slow.leave = asyncio.Event(), asyncio.Event()
+    hold = Hold(0)
+
+    async def pace(request: ModelRequest, event: int) -> None:
+        if getattr(request.messages[-1], "text", "") == "Work.":
+            await hold(request, event)
+
+    extensions = [Extension("slow", tasks=[Slow])]
+    async with opened(ScriptedModel(SCRIPT, pace=pace), tools=TOOLS, extensions=extensions) as harness:
+        root = await harness.root()
+        await ask(root, "Begin.")
+        await hold.reached.wait()
+        await ask(root, "Tell.")
+        (there,) = root.subagents()
+        async with harness.session.commit(conversation_id=there.conversation) as tx:
+            tx.create_task(Slow, None, owner=None)
+        await Slow.entered.wait()
+        stopping = asyncio.ensure_future(root.stop_subagent(there.id))
+        await rest()
+        Slow.leave.set()
+        await stopping
+        await harness.idle(background=True)
+        assert await inputs(harness.handle(there.conversation)) == ["Work."]
+        assert await inputs(root) == ["Begin.", "Tell."]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -111,9 +111,11 @@ class MessageTask(Task[MessageInput, None], kind=MESSAGE, version=1, builtin=Tru
         input = run.input
         sent = await tx.request(input.conversation, _request(run.id))
         assert sent is not None, "it was admitted in the commit that created this task"
+        anchor = tx.live_task(input.anchor)
+        stopped = anchor is None or _stopping(anchor)
+        round = (run.checkpoint or 0) + 1
         if sent.settled:
-            anchor = tx.live_task(input.anchor)
-            if anchor is not None and not _stopping(anchor):  # else whoever stopped it knows
+            if not stopped:  # else whoever stopped it knows
                 words = await self._words(tx, input.name, sent)
                 await self._harness.admit(
                     tx,
@@ -123,12 +125,13 @@ class MessageTask(Task[MessageInput, None], kind=MESSAGE, version=1, builtin=Tru
                     request_id=f"pi.report:{run.id}",
                 )
             return tx.complete(None)
+        if stopped:
+            return tx.wait([input.anchor], self.start, round)  # the message ends with it, and is not begun (rule H357)
         live = await tx.read(Live, conversation=input.conversation)
         if live is None or live.run is None:
             # A run that failed left it in the queue: each message is asked all the same (rule H354).
             await final_boundary(self._host, tx, input.conversation)
             live = await tx.read(Live, conversation=input.conversation)
-        round = (run.checkpoint or 0) + 1
         if live is None or live.run is None:
             return tx.go(self.start, round)  # what was placed ended at once; or this one did
         return tx.wait([live.run["task"]], self.start, round)
