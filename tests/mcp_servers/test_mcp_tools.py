@@ -245,7 +245,9 @@ async def test_contents_that_no_model_reads_are_told_in_words_h384() -> None:
         "[application/x, 3 bytes, which is not shown]",
     ]
     assert none.text == "Done; the tool gave no content."
-    assert shape.text.endswith("what it answered is not of the form that the protocol has")
+    assert (
+        "what it answered is not of the form that the protocol has. Whether it took effect is not known." in shape.text
+    )
     assert what.text == "The MCP server refused the call: no such method (code -32601)"
 
 

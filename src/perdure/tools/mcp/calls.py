@@ -14,7 +14,7 @@ from perdure.harness.handle import CallEnded, CallStream, ToolCall
 from perdure.harness.results import INTERRUPTED
 from perdure.harness.tool import ToolError, ToolResult
 from perdure.tools.mcp.connection import Connection
-from perdure.tools.mcp.losses import CutOff, NotTaken, Refusal, Unavailable
+from perdure.tools.mcp.losses import CutOff, NotTaken, Refusal, Unavailable, Unclear
 
 MAX_TRIES: Final = 3
 """Of one request, in one process."""
@@ -39,7 +39,7 @@ async def ask(host: Host, send: Send[T], *, safe: Callable[[], bool], check: Cal
     """What the server answers.
 
     ``safe``: whether a request that was cut off may simply be asked again; ``check`` raises Unavailable for one that
-    cannot be asked any more. Raises Unavailable, CutOff or Refusal.
+    cannot be asked any more. Raises Unavailable, CutOff, Unclear or Refusal.
     """
     cuts = 0
     why = ""
@@ -76,18 +76,25 @@ async def result_of(asked: Awaitable[ToolResult], host: Host, call: ToolCall) ->
         return ToolResult(text, is_error=True, code="tool_unavailable")
     except CutOff as error:
         return ToolResult(host.without_secrets(_interrupted(error, call.stream)), is_error=True, code="interrupted")
+    except Unclear as error:
+        text = (
+            f"The MCP server got the call, but {error}. Whether it took effect is not known. Look before you repeat it."
+        )
+        raise ToolError(host.without_secrets(text)) from None
     except Refusal as error:
         raise ToolError(host.without_secrets(f"The MCP server refused the call: {error}")) from None
+    except ToolError as error:
+        raise ToolError(host.without_secrets(str(error))) from None
 
 
-def show_progress(call: ToolCall) -> ProgressFnT:
+def show_progress(call: ToolCall, host: Host) -> ProgressFnT:
     """A server's progress as what the call shows meanwhile."""
 
     async def show(progress: float, total: float | None, message: str | None) -> None:
         try:
             call.details({"progress": progress, "total": total})
             if message:
-                call.output(f"{message}\n")
+                call.output(f"{host.without_secrets(message)}\n")  # an error may have it in it later
         except (CallEnded, ValueError):
             return  # it came too late, or is no number that JSON has
 

@@ -38,8 +38,8 @@ class BadSchema(ValueError):
 class Checker:
     """Checks values against one schema, in bounded time. Nothing outside of the schema is ever fetched for it."""
 
-    def __init__(self, schema: Schema) -> None:
-        """Raises BadSchema."""
+    def __init__(self, schema: Schema, *, mask: str | None = None) -> None:
+        """``mask`` stands for values in what is told. Raises BadSchema."""
         self._schema = schema
         try:
             check_json(schema, at="schema")
@@ -49,6 +49,7 @@ class Checker:
             self._validator = jsonschema_rs.validator_for(
                 cast("dict[str, Any]", schema),
                 retriever=_fetch_nothing,
+                mask=mask,
                 pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=MAX_PATTERN),
             )
         except NotJson as error:

@@ -31,6 +31,8 @@ STEADY_S: Final = 30.0
 CLOSE_S: Final = 10.0
 """For a connection to end: longer than a server has that will not."""
 MAX_PROBLEMS: Final = 100
+MAX_WORDS: Final = 1_000
+"""Characters of what is told of one problem."""
 
 _log = logging.getLogger("perdure.mcp")
 
@@ -48,11 +50,13 @@ class Keeper:
         self._listing: Listing | None = None
         self._problems: tuple[str, ...] = ()
         self._conflict: str | None = None
+        self._unlisted: str | None = None
+        """Why its tools are still those of an older listing."""
         self._failure = "it was not connected yet"
         self._tried = asyncio.Event()
         """Set after each attempt, and while there is a connection."""
         self._wanted = asyncio.Event()
-        """A call waits for a connection that is not tried again by itself."""
+        """A call waits for a connection: it is tried again at once."""
         self.given_up = False
         """It is connected again when a call wants it."""
         self._closing = False
@@ -70,9 +74,9 @@ class Keeper:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the server, in words: tools that are left out, and why it is not connected."""
-        down = () if self._connection is not None else (f"it is not connected: {self._failure}",)
-        conflict = () if self._conflict is None else (self._conflict,)
-        return (*down, *conflict, *self._problems)[:MAX_PROBLEMS]
+        first = f"it is not connected: {self._failure}" if self._connection is None else self._unlisted
+        told = (each for each in (first, self._conflict) if each is not None)
+        return (*told, *self._problems)[:MAX_PROBLEMS]
 
     async def open(self) -> None:
         """Connect. Raises McpError if the server is required and cannot be used, or was opened before."""
@@ -120,17 +124,20 @@ class Keeper:
                 while self._holding is not None and not self._closing:
                     if self._connection is not None and not self._connection.loss.told.is_set():
                         return self._connection
-                    if self.given_up:
-                        if asked:
-                            break
+                    if not asked:
                         asked = True
                         self._wanted.set()
+                    elif self.given_up:
+                        break
                     self._tried.clear()
                     await self._tried.wait()
         raise Unavailable(f"it is not connected: {self._failure}")
 
     def without_secrets(self, text: str) -> str:
         return self._settings.without_secrets(text)
+
+    def _told(self, text: str) -> str:
+        return self.without_secrets(text)[:MAX_WORDS]
 
     # --- the connection ----------------------------------------------------------------------------------------
 
@@ -147,14 +154,14 @@ class Keeper:
                 if not cancelled_itself():
                     raise
             except Exception as error:  # whatever the SDK or a transport raises: there is no connection
-                loss.tell(self.without_secrets(_words(error)))
+                loss.tell(_words(error))
             stood = self._connection is not None
             self._connection = None
             if self._closing:
                 return
-            self._failure = loss.reason
-            # An old server may end at the first question of the newer handshake.
-            modern = stood or not modern
+            self._failure = self._told(loss.reason)
+            if not stood:
+                modern = not modern  # an old server may end at the first question of the newer handshake
             failures = 1 if stood and loop.time() - began >= STEADY_S else failures + 1
             self.given_up = failures >= MOST_FAILURES
             self._wanted.clear()
@@ -164,7 +171,8 @@ class Keeper:
             if self.given_up:
                 await self._wanted.wait()
             else:
-                await asyncio.sleep(min(FIRST_WAIT_S * 2 ** (failures - 1), MOST_WAIT_S))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), min(FIRST_WAIT_S * 2 ** (failures - 1), MOST_WAIT_S))
 
     async def _hold(self, mode: Literal["auto", "legacy"], loss: Loss) -> None:
         """Connect, and hold the connection until it is lost."""
@@ -180,20 +188,34 @@ class Keeper:
             self._connection = connection
             self._tried.set()
             _log.info("connected extension=%s tools=%d", self._settings.name, len(self._extension.tools))
-            while await _either(loss.told, changed):
-                changed.clear()
-                try:
-                    self._take(await connection.listing())
-                except McpError as error:
-                    told = self.without_secrets(f"its tools could not be listed: {error}")
-                    self._problems = (told, *self._problems)[:MAX_PROBLEMS]
+            await self._follow(connection, changed)
         if not loss.told.is_set():
             loss.tell("it ended")
+
+    async def _follow(self, connection: Connection, changed: asyncio.Event) -> None:
+        """List the tools again whenever they have changed, until the connection is lost."""
+        loop = asyncio.get_running_loop()
+        lost = connection.loss.told
+        wait, listed_at = 0.0, -STEADY_S
+        while await _any_of(lost, changed):
+            # A server may say so again whenever it is asked.
+            wait = 0.0 if loop.time() - listed_at >= STEADY_S else min(max(2 * wait, FIRST_WAIT_S), MOST_WAIT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(lost.wait(), wait)
+                return
+            changed.clear()
+            try:
+                async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+                    self._take(await connection.listing())
+            except (McpError, TimeoutError) as error:
+                self._unlisted = self._told(f"its tools could not be listed: {_words(error)}")
+            listed_at = loop.time()
 
     # --- its tools ---------------------------------------------------------------------------------------------
 
     def _take(self, listing: Listing) -> None:
         """What the server has now, here and wherever the extension is installed."""
+        self._unlisted = None
         if listing == self._listing:
             return
         if self._mirror is None:
@@ -201,7 +223,7 @@ class Keeper:
 
             self._mirror = Mirror(self._settings, self)
         mirrored = self._mirror.of(listing)
-        self._problems = tuple(self.without_secrets(problem) for problem in mirrored.problems)
+        self._problems = tuple(map(self._told, mirrored.problems))
         if mirrored.problems:
             _log.warning("problems extension=%s count=%d", self._settings.name, len(mirrored.problems))
         self._listing = listing
@@ -223,7 +245,7 @@ class Keeper:
             self._conflict = f"its new tools cannot be installed: {error}"
 
 
-async def _either(lost: asyncio.Event, changed: asyncio.Event) -> bool:
+async def _any_of(lost: asyncio.Event, changed: asyncio.Event) -> bool:
     """Wait for one of them; False once the connection is lost."""
     waits = [asyncio.ensure_future(event.wait()) for event in (lost, changed)]
     try:
@@ -237,6 +259,9 @@ async def _either(lost: asyncio.Event, changed: asyncio.Event) -> bool:
 def _words(error: Exception) -> str:
     """Of the innermost cause. Of foreign exceptions the type alone: an address or a header may stand in their words."""
     from mcp.shared.exceptions import MCPError
+    from pydantic import ValidationError
+
+    from perdure.tools.mcp.connection import NOT_OF_THE_FORM
 
     while isinstance(error, ExceptionGroup):
         causes = cast("tuple[Exception, ...]", error.exceptions)
@@ -248,6 +273,10 @@ def _words(error: Exception) -> str:
             return "its program, or the folder it is to run in, was not found"
         case McpError() | MCPError():
             return str(error)
+        case ValidationError():
+            return NOT_OF_THE_FORM
+        case RuntimeError() if "protocol version" in str(error):  # of the SDK
+            return "it speaks no version of the protocol that is known here"
         case OSError(strerror=str() as said):
             return said
         case _:

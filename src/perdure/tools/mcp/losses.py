@@ -32,5 +32,10 @@ class CutOff(McpError):
     """The connection was lost under a request: whether it took effect is not known."""
 
 
+class Unclear(McpError):
+    """What the server answered cannot be used: whether it did what was asked is not known, and asking again is no
+    help."""
+
+
 class Refusal(McpError):
-    """The server answered that it will not, or what it answered cannot be read."""
+    """The server answered that it will not."""

@@ -36,8 +36,6 @@ MAX_DESCRIPTION: Final = 16_000
 MAX_LISTED: Final = 1_000
 """Resources or prompts that one listing shows."""
 MAX_LIST_PAGES: Final = 20
-SPARE_S: Final = 5.0
-"""The SDK's own time-out of a request is so much longer than the call's: it is for what no harness stops."""
 
 _ANSWER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _TEXT: Final = {"type": "string"}
@@ -111,15 +109,16 @@ class Mirror:
         return Mirrored(tuple(tools[name] for name in sorted(tools)), policies, tuple(problems))
 
     def _mirrored(self, tool: Tool, name: str, policy: ReplayPolicy) -> AnyTool:
-        checker = None if tool.output_schema is None else Checker(cast("Schema", tool.output_schema))
+        checker = (
+            None if tool.output_schema is None else Checker(cast("Schema", tool.output_schema), mask="what it gave")
+        )
         own = tool.name
 
         async def send(session: ClientSession, arguments: dict[str, Any], call: ToolCall) -> ToolResult:
             answer = await session.send_request(
                 CallToolRequest(params=CallToolRequestParams(name=own, arguments=arguments)),
                 _ANSWER,
-                request_read_timeout_seconds=self._backstop_s,
-                progress_callback=show_progress(call),
+                progress_callback=show_progress(call, self._host),
             )
             if isinstance(answer, InputRequiredResult):
                 raise Refusal("it asks for input of a person, which it is not given here")
@@ -161,10 +160,6 @@ class Mirror:
             timeout_ms=self._settings.timeout_ms,
             signature=ForeignSignature(function, name=name, schema=schema),
         )
-
-    @property
-    def _backstop_s(self) -> float:
-        return self._settings.timeout_ms / 1000 + SPARE_S
 
     # --- resources and prompts ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from perdure.harness.output import OutputLimits
 from perdure.harness.tool import ReplayPolicy
@@ -17,6 +17,8 @@ from perdure.tools.mcp.process import Start, start
 LEAST_SECRET: Final = 8
 """Characters of the shortest value of an environment or a header that is kept out of errors: shorter ones are flags and
 numbers."""
+LEAST_PATH_SECRET: Final = 20
+"""Characters of the shortest part of an address's path that may be a key, and is kept out too."""
 HIDDEN: Final = "***"
 
 Stderr: TypeAlias = Literal["discard", "inherit"]
@@ -70,6 +72,11 @@ class HttpServer:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Sent with each request, to this address only."""
 
+    def __repr__(self) -> str:
+        """Without its path, which is a secret at some places."""
+        parts = urlsplit(self.url)
+        return f"HttpServer('{parts.scheme}://{parts.netloc}')"
+
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -82,7 +89,11 @@ class HttpServer:
     def secrets(self) -> tuple[str, ...]:
         """What is kept out of errors and the log."""
         # Of "Bearer abc" a server may repeat the second word alone.
-        return tuple(text for value in self.headers.values() for text in (value, value.split(" ")[-1]))
+        headers = [text for value in self.headers.values() for text in (value, value.split(" ")[-1])]
+        parts = urlsplit(self.url)
+        asked = [pair.partition("=")[2] for pair in parts.query.split("&")]
+        keys = [part for part in parts.path.split("/") if len(part) >= LEAST_PATH_SECRET]
+        return (*headers, *asked, *map(unquote_plus, asked), *keys)
 
 
 Server: TypeAlias = StdioServer | HttpServer

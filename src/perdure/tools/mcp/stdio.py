@@ -7,6 +7,7 @@ grandchild may hold open.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -15,7 +16,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 
 from perdure.tools.mcp.losses import Loss
 from perdure.tools.mcp.process import Program, Start
@@ -25,7 +26,9 @@ MAX_MESSAGE: Final = 32 * 1024 * 1024
 """Bytes of one message."""
 MOST_GARBAGE: Final = 1_000
 """Lines in a row that are no messages."""
-DRAIN_S: Final = 0.2
+UNREAD: Final = "Failed to parse JSON response"
+"""How the SDK begins what it says of answers that it cannot read; over HTTP it sees them itself."""
+DRAIN_S: Final = 1.0
 """For what a server wrote before it ended, while something else holds its output open."""
 
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
@@ -91,9 +94,8 @@ async def _read_lines(
             return f"it sent a message of more than {MAX_MESSAGE} bytes"
         if not line:
             return None
-        try:
-            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-        except ValueError:
+        message = _message(line)
+        if message is None:
             garbage += 1
             continue
         garbage = 0
@@ -102,6 +104,23 @@ async def _read_lines(
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             return None
     return f"it printed {MOST_GARBAGE} lines in a row that are no messages of the protocol"
+
+
+def _message(line: bytes) -> JSONRPCMessage | None:
+    """An answer that cannot be read is an error of it: whoever asked would wait in vain."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass
+    try:
+        read = json.loads(line)  # it takes more than the protocol does
+    except (ValueError, RecursionError):
+        return None
+    match read:
+        case {"jsonrpc": "2.0", "id": int() as id, **rest} if "method" not in rest:
+            return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=PARSE_ERROR, message=UNREAD))
+        case _:
+            return None
 
 
 async def _write(
@@ -114,9 +133,10 @@ async def _write(
         async for sent in from_session:
             process.stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await process.stdin.drain()
-    except OSError:
+    except Exception as error:  # nothing else tells of it
         # Mostly it has ended, which its exit tells better; else nobody would ever read what is sent to it.
         await asyncio.wait((asyncio.ensure_future(process.exited.wait()),), timeout=DRAIN_S)
         if process.code is None:
-            loss.tell("it closed its input")
+            closed = isinstance(error, OSError)
+            loss.tell("it closed its input" if closed else f"nothing can be sent to it: {type(error).__name__}")
             to_session.close()
