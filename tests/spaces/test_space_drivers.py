@@ -31,8 +31,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def alive(pid: int) -> bool:
-    path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 async def test_a_driver_that_was_superseded_takes_no_new_space_s147(world: World, tmp_path: Path) -> None:
