@@ -83,6 +83,13 @@ async def test_what_is_kept_of_one_output_is_bounded(env: LocalEnvironment, monk
     assert expected.endswith(result.output)
 
 
+async def test_a_file_in_which_nothing_was_kept_is_not_named(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spills, "MAX_FILE", 0)  # as a full disk
+    assert (await bash(env, "seq 100000")).text.endswith(" bytes before that are not.]")
+
+
 async def test_a_flood_of_output_is_stopped_and_told_h371(
     env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

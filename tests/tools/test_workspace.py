@@ -219,6 +219,25 @@ async def test_writing_makes_parents_and_keeps_the_mode(env: LocalEnvironment, w
     assert (work / "made").stat().st_mode == (work / "plain").stat().st_mode
 
 
+async def test_what_may_not_be_written_is_not_replaced_h372(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def denied(*args: object, **options: object) -> bool:
+        """Root may write everything."""
+        asked.append((*args, options["effective_ids"]))
+        return False
+
+    await env.write_file("new", b"old")
+    monkeypatch.setattr(os, "access", denied)
+    monkeypatch.setattr(os, "supports_effective_ids", {denied})
+    with pytest.raises(FileError, match="new: permission denied"):
+        await env.write_file("new", b"x")
+    assert asked == [("new", os.W_OK, True)]
+    assert (work / "new").read_bytes() == b"old"
+
+
 async def test_writing_through_a_link_keeps_the_link(env: LocalEnvironment, work: Path) -> None:
     (work / "link").symlink_to("sub/inner")
     (work / "future").symlink_to("sub/made")

@@ -4299,6 +4299,8 @@ class Daemon:
         if not stat.S_ISREG(old.st_mode):
             code = "is_a_directory" if stat.S_ISDIR(old.st_mode) else "special_file"
             raise Fail(code, "not a regular file", path=text_of(path))
+        if not os.access(name, os.W_OK, dir_fd=parent, effective_ids=True):
+            raise Fail("permission_denied", "permission denied", path=text_of(path))
         if expect == "absent" or (expect is not None and hash_regular(name, parent, path).sha != expect):
             raise Fail("changed", "the file holds something else than expected", path=text_of(path))
         return old

@@ -112,7 +112,7 @@ def _left_out(result: ExecResult, shown: Window) -> str:
     else:
         what = f"the last {shown.shown_lines} of {shown.total_lines} lines are shown"
     note = f"[Output too large: {what}, {shown.dropped_bytes} bytes before that are not."
-    if result.output_path is None:
+    if result.output_path is None or not result.output_kept:
         return note + "]"
     if result.output_kept < result.output_bytes:
         return f"{note} Its first {result.output_kept} bytes are in {result.output_path}.]"

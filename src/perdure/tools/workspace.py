@@ -95,6 +95,10 @@ class Workspace:
             before = _lstat(place)
             if place.name == "." or (before is not None and not stat.S_ISREG(before.st_mode)):
                 raise NotAFile(path, IS_DIRECTORY if _kind(before) == "directory" else IS_SPECIAL)
+            if before is not None and not os.access(
+                place.name, os.W_OK, dir_fd=place.directory, effective_ids=os.access in os.supports_effective_ids
+            ):
+                raise FileError(path, "permission denied")
             temporary = _write_beside(place, data, before, mode)
             try:
                 with _replacing:
