@@ -16,3 +16,7 @@ class Paper(Writer):
     @override
     def write(self, text: str) -> None:
         self.text += text
+
+    @override
+    async def written(self) -> None:
+        """It is, always."""

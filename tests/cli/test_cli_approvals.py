@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -19,7 +20,10 @@ import perdure as package
 from perdure import Extension, Harness, SqliteStorage, tool
 from perdure.cli.app import app
 from perdure.cli.approvals import decide as module
+from perdure.harness.approval import Approvals
+from perdure.harness.approval_rules import ApprovalRule
 from perdure.harness.documents import TOOL_RESULT, ToolResultData
+from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.json import JsonValue
 from perdure.testing.model import ScriptedModel, call, calls, say
 
@@ -93,9 +97,16 @@ async def test_a_killed_host_finds_what_was_decided_while_nobody_had_the_store_h
     assert "    to: ada\n    amount: 5\n" in listed.output
     assert "waits to be allowed; nothing of it was done" in (await perdure("show", store)).output
     assert "waits to be allowed or denied" in (await perdure("inspect", store, "--json")).output
-    allowed = await perdure("approvals", "allow", store, await task_of(store))
+    assert re.search(r'pay +approval .* UTC +\{"to":"ada","amount":5\}\n', (await perdure("inspect", store)).output)
+    task = await task_of(store)
+    allowed = await perdure("approvals", "allow", store, task)
     assert allowed.exit_code == 0, allowed.output
     assert (await perdure("approvals", "ls", store)).output == "no call waits for approval\n"
+    for other in ("allow", "deny"):
+        late = await perdure("approvals", other, store, task)
+        assert (late.exit_code, f"call {task} was allowed at " in late.output) == (1, True)
+        assert late.output.endswith("; that decision stands\n")
+    assert "was allowed at " in (await perdure("inspect", store)).output
     assert paid(store) == ""
     hosts.append(Process(store))
     assert hosts[1].hears() == "done"
@@ -173,13 +184,40 @@ async def test_calls_are_denied_with_a_reason_and_decided_once_h303_h114(
         with monkeypatch.context() as patched:  # somebody else was faster
             patched.setattr(module, "waiting", as_before)
             late = await perdure("approvals", "deny", store, pending[1].task)
-            assert (late.exit_code, "has ended" in late.output) == (1, True)
+            assert (late.exit_code, f"call {pending[1].task} was allowed at " in late.output) == (1, True)
         results = [e.data_as(ToolResultData).code for e in await root.entries() if e.kind == TOOL_RESULT]
         assert sorted(map(str, results)) == ["None", "denied"]
         none = await perdure("approvals", "allow", store, pending[0].task)
-        assert (none.exit_code, "was decided already" in none.output) == (1, True)
-        never = await perdure("approvals", "allow", store, 1)
-        assert (never.exit_code, "perdure approvals ls" in never.output) == (1, True)
+        assert (none.exit_code, f"call {pending[0].task} was denied at " in none.output) == (1, True)
+        assert none.output.endswith("; that decision stands\n")
+
+
+async def test_why_nothing_is_decided_about_a_call_is_said_h303(tmp_path: Path) -> None:
+    store = tmp_path / "agent.db"
+    model = ScriptedModel([call("pay", to="me"), say("done"), call("pay", to="you"), call("pay", to="us"), say("done")])
+    approvals = Approvals(expire_after_ms=1)
+    extension = Extension("x", tools=[pay])
+    ids: list[int] = []
+    async with Harness.open(SqliteStorage(store), models=model, extensions=[extension], approvals=approvals) as harness:
+        await (await (await harness.root()).submit("Pay.")).answer()  # nobody was fast enough
+        ids += [task.id for task in await harness.session.tasks(kind=TOOL_TASK)]
+    async with Harness.open(SqliteStorage(store), models=model, extensions=[extension]) as harness:
+        root = await harness.root()
+        await root.submit("Pay.")
+        while not (pending := await harness.approvals()):
+            await asyncio.sleep(0)
+        await root.abort()
+        ids += [pending[0].task]
+        await harness.add_approval_rule(ApprovalRule(tool="pay"))
+        await (await root.submit("Pay.")).answer()
+        ids += [(await harness.session.tasks(kind=TOOL_TASK))[-1].id]
+        run = (await harness.session.tasks())[0].id
+    words = ("expired at ", "was aborted at ", "has ended at ")
+    for id, said in zip(ids, words, strict=True):
+        done = await perdure("approvals", "allow", store, id)
+        assert (done.exit_code, f"call {id} {said}" in done.output) == (1, True), done.output
+    wrong = await perdure("approvals", "deny", store, run)
+    assert f"task {run} is no call; perdure approvals ls {store} lists" in wrong.output
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -213,7 +251,7 @@ async def _rules(store: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("allow", 7, "--edit", "{"), "no call 7 waits"),
+        (("allow", 7, "--edit", "{"), "there is no call 7; perdure approvals ls"),
         (("rules", "add", "pay", "--is", "to"), "--is is NAME=VALUE"),
         (("rules", "add", "pay", "--is", "to=1", "--matches", "to=2"), "named once"),
         (("rules", "add", "pay", "--below", "path=../x"), "below the working directory"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ from chat_terminal import gates, short_folder
 from test_cli_chat import IDLE, Desk, count
 
 from perdure import Harness, MemoryStorage, SqliteStorage
-from perdure.cli.chat.questions import HOW, Question, Questions, Reply, answer, reply_of
+from perdure.cli.chat.questions import HOW, Question, Questions, Reply, decide_here, reply_of
 from perdure.cli.style import Line, rendered
 from perdure.events import ApprovalDecided, ApprovalRequested
 from perdure.harness.approval import ApprovalRefused
@@ -23,6 +23,12 @@ from perdure.kernel.json import JsonValue
 from perdure.testing.model import ScriptedModel, call, calls, say
 
 ASKS = "? bash  waits for your word"
+INVITED = f"\n  {HOW}"
+"""What is typed from now on is about the call."""
+
+
+def invited(times: int) -> Callable[[str], bool]:
+    return lambda shown: shown.count(INVITED) == times
 
 
 @pytest.fixture
@@ -37,17 +43,17 @@ def test_a_call_is_shown_and_allowed_denied_or_always_allowed_h306(desk: Desk) -
     chat = desk.chat("--ask", "bash")
     chat.see(IDLE)
     chat.enter("run touch one")
-    chat.see(ASKS, "  │ command: touch one", "y allows it")
+    chat.see(ASKS, "  │ command: touch one", INVITED)
     assert not (desk.work / "one").exists()
     chat.enter("y")
     chat.see("▸ bash  touch one", "bash ended.", IDLE)
     assert (desk.work / "one").exists()
     chat.enter("run touch two")
-    chat.wait(count(ASKS, 2), "the second question")
+    chat.wait(invited(2), "the second question")
     chat.enter("n not in my house")
     chat.see("✗ failed: denied", "not in my house", "bash failed.", IDLE)
     chat.enter("run touch three")
-    chat.wait(count(ASKS, 3), "the third question")
+    chat.wait(invited(3), "the third question")
     chat.enter("always")
     chat.see("rule 1 allows exactly this from now on", IDLE)
     chat.wait(count("bash ended.", 2), "the third call's end")
@@ -67,7 +73,7 @@ def test_killed_while_it_asks_it_asks_again_h110(desk: Desk) -> None:
     chat.see(ASKS)
     chat.kill()
     again = desk.chat()  # what was asked is asked, whatever is asked about from now on
-    again.see(ASKS, "  │ command: touch one", "waits to be allowed; nothing of it was done")
+    again.see(ASKS, "  │ command: touch one", "waits to be allowed; nothing of it was done", INVITED)
     assert again.text().count(ASKS) == 1
     again.enter("y")
     again.see("bash ended.", IDLE)
@@ -78,11 +84,11 @@ def test_two_calls_are_answered_one_after_the_other_and_what_is_no_answer_is_que
     chat = desk.chat("--ask", "b*")
     chat.see(IDLE)
     chat.enter("both")
-    chat.see(ASKS, "  │ command: echo one")
+    chat.see(ASKS, "  │ command: echo one", INVITED)
     chat.enter("what now?")
     chat.see("queued    what now?")
     chat.enter("y")
-    chat.wait(count(ASKS, 2), "the second question")
+    chat.wait(invited(2), "the second question")
     chat.enter("no")
     chat.see("  │ one", "✗ failed: denied", "You said: what now?", IDLE)
     assert "  │ two\n" not in chat.text()
@@ -142,15 +148,16 @@ def test_several_questions_are_answered_in_their_order_and_told_once_h110() -> N
         )
 
     questions = Questions()
-    first = words(questions.asked(asked(1)))
+    questions.asked(asked(1))
+    first = words(questions.present() or [])
     assert "? pay  waits for your word\n  │ n: 1\n  │ text: a\n  │   rm -r .\\rls\\x1b[31m\n  │ many: x\n" in first
     assert "104 more lines: perdure approvals ls --json shows all" in first
-    assert HOW in first
-    assert HOW not in words(questions.asked(asked(2)))
+    questions.asked(asked(2))
+    assert questions.present() is None
+    assert questions.behind == 1
     decided = ApprovalDecided(seq=2, task=1, allow=True, reason="", by="ada", edited=True)
-    assert words(questions.decided(decided)) == f"  allowed with other arguments by ada\n  next: pay · {HOW}"
-    assert questions.first is not None
-    assert questions.first.task == 2
+    assert words(questions.decided(decided)) == "  allowed with other arguments by ada"
+    assert "  │ n: 2\n" in words(questions.present() or [])
     shown: LiveTool = {
         "call_id": "c",
         "name": "pay",
@@ -163,9 +170,12 @@ def test_several_questions_are_answered_in_their_order_and_told_once_h110() -> N
         "approval": {"arguments": {}, "digest": "d", "asked_at": 1, "expires_at": 9, "decision": None},
     }
     assert questions.take_over({"2": shown}) == []
-    assert "waits for your word" in words(questions.take_over({"2": shown, "3": shown}))
+    assert questions.present() is None
+    assert questions.take_over({"3": shown}) == []
+    assert "waits for your word" in words(questions.present() or [])
     assert questions.take_over({}) == []
     assert questions.first is None
+    assert questions.present() == []
 
 
 @pytest.mark.parametrize(
@@ -199,11 +209,11 @@ async def test_always_makes_a_rule_only_where_it_decides_h306() -> None:
             await asyncio.sleep(0)
         mine, yours = [Question(each.task, each.tool, dict(each.arguments), each.digest) for each in asked]
         with pytest.raises(ApprovalRefused, match="other_arguments"):
-            await answer(harness, replace(mine, digest="other"), Reply("always"))
-        first, second = await asyncio.gather(asked[0].deny(), answer(harness, mine, Reply("always")))
+            await decide_here(harness, replace(mine, digest="other"), Reply("always"))
+        first, second = await asyncio.gather(asked[0].deny(), decide_here(harness, mine, Reply("always")))
         assert (first, _words(second)) == (True, "  it was decided already")
         assert await harness.approval_rules() == []
-        assert "rule 1 allows exactly this" in _words(await answer(harness, yours, Reply("always")))
+        assert "rule 1 allows exactly this" in _words(await decide_here(harness, yours, Reply("always")))
         (rule,) = await harness.approval_rules()
         assert (rule.tool, rule.arguments, rule.only) == ("pay", {"to": ArgumentIs("you")}, True)
         await submission.answer()

@@ -83,11 +83,11 @@ async def test_a_reader_that_is_gone_is_told_once(pipe: tuple[int, int]) -> None
 async def test_lines_are_read_to_the_end(pipe: tuple[int, int]) -> None:
     reader = LineReader(pipe[0])
     os.write(pipe[1], "one\ntwo\\\nthree\r\n\nfour é ".encode() + b"\xff")
-    assert await whole_input(reader) == "one"
-    assert await whole_input(reader) == "two\nthree"
-    assert await whole_input(reader) == ""
+    assert await whole_input(reader) == ("one", 0)
+    assert await whole_input(reader) == ("two\nthree", 4)
+    assert await whole_input(reader) == ("", 16)
     os.close(pipe[1])
-    assert await whole_input(reader) == "four é �"
+    assert await whole_input(reader) == ("four é �", 17)
     assert await whole_input(reader) is None
     assert await whole_input(reader) is None
 
@@ -96,7 +96,7 @@ async def test_many_lines_are_not_all_read_ahead(pipe: tuple[int, int]) -> None:
     reader = LineReader(pipe[0])
     os.write(pipe[1], b"".join(b"%d\n" % number for number in range(1000)))
     os.close(pipe[1])
-    assert [await reader.line() for _ in range(1000)] == [str(number) for number in range(1000)]
+    assert [(await reader.line() or ("",))[0] for _ in range(1000)] == [str(number) for number in range(1000)]
     assert await reader.line() is None
 
 

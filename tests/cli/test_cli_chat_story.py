@@ -48,6 +48,7 @@ from perdure.events import (
 )
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import COMPACTION, InboxItem, LiveMessage, LiveTool, ToolResultData
+from perdure.harness.events import QuestionOutcome
 from perdure.harness.messages import (
     AssistantMessage,
     Message,
@@ -224,12 +225,34 @@ def test_a_request_that_is_sent_again_begins_anew() -> None:
     assert told.tell(MessageStart(seq=1, task=5), delta("one "), end(answer(6, "one two"))) == "one two\n"
 
 
-def test_what_a_tool_asks_a_person_is_shown_with_how_to_answer_it_h333() -> None:
+async def test_what_a_tool_asks_a_person_is_shown_and_how_it_was_over_h333() -> None:
     told = Told()
     asked = QuestionAsked(seq=1, task=9, call=7, text="How many\nare you\x1b[31m?", expires_at=1)
-    shown = told.tell(*START, started(), asked, QuestionOver(seq=2, task=9, call=7))
-    assert "? a tool asks and waits for the answer\n  How many\n  are you?\n" in shown
-    assert "  perdure questions answer STORE 9 ANSWER, from another terminal\n  question 9 is over\n" in shown
+    shown = told.tell(*START, started(), asked)
+    assert "? bash  asks you, question 9\n  │ How many\n  │ are you?\n" in shown
+    await told.screen.invitation()
+    assert told.paper.text.endswith("  Enter answers · /later does not now\n")
+    outcomes: list[tuple[int, QuestionOutcome, str]] = [
+        (9, "answered", "was answered elsewhere"),
+        (10, "expired", "expired: nobody answered in time"),
+        (11, "withdrawn", "was withdrawn"),
+    ]
+    for task, outcome, words in outcomes:
+        told.tell(structs.replace(asked, task=task))
+        over = QuestionOver(seq=2, task=task, call=7, outcome=outcome)
+        assert told.tell(over) == f"  question {task} {words}\n"
+        assert told.tell(over) == ""
+    told.tell(structs.replace(asked, task=12))
+    told.story.questions.answered_here(12)
+    assert told.tell(QuestionOver(seq=2, task=12, call=7, outcome="answered")) == ""
+
+
+async def test_a_question_is_missed_by_a_screen_that_lags_and_told_to_be_over() -> None:
+    told = Told()
+    told.tell(*START, started(), QuestionAsked(seq=1, task=9, call=7, text="How many?", expires_at=1))
+    await told.screen.invitation()
+    assert "  question 9 is over\n" in told.tell(snapshot())
+    assert told.story.questions.first is None
 
 
 def test_calls_that_are_written_are_counted_and_not_told() -> None:

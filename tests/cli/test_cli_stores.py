@@ -177,11 +177,35 @@ async def test_a_conversation_is_shown(closed: Path) -> None:
     )
     shown = (await perdure("show", closed, "--conversation", "1")).output
     assert "> Think.\nHow is it?\nSo it is.\n" in shown
-    assert "> Fail.\n" in shown
+    assert "> Fail.\n  ✗ no answer: model_error: " in shown
     assert (await perdure("show", closed, "--conversation", "the other\n")).output == done.output
     missing = await perdure("show", closed, "--conversation", "nobody")
     assert (missing.exit_code, missing.stdout) == (1, "")
     assert "there is no conversation named 'nobody'" in missing.stderr
+
+
+async def test_an_input_without_an_answer_is_shown_with_its_reason_h41(path: Path) -> None:
+    pit = Pit()
+    async with host(path, pit) as harness:
+        root = await harness.root()
+        await (await root.submit("Fail.")).wait()
+        await root.submit("Dig.")
+        await pit.begun.wait()
+        late = await root.submit("And then?")
+        running = (await perdure("show", path)).output
+        assert "> Fail.\n  ✗ no answer: model_error: refused: not this\n" in running
+        assert running.count("no answer") == 1
+        await root.abort()
+        shown = (await perdure("show", path)).output
+        assert "> Dig.\n  ✗ no answer: aborted" in shown
+        assert f"— input {late.id} of " in shown
+        assert "UTC was never placed: aborted: the conversation was aborted\n" in shown
+        entries = await root.entries()
+        fork = await root.fork(entries[-1].id)
+        forked = (await perdure("show", path, "--conversation", str(fork.id))).output
+        assert (forked.count("no answer"), "never placed" in forked) == (2, False)
+        page = (await perdure("show", path, "--conversation", "1", "--before", str(entries[1].id))).output
+        assert "> Fail.\n  ✗ no answer: model_error" in page
 
 
 async def test_a_window_and_everything_are_shown(path: Path) -> None:

@@ -42,7 +42,7 @@ def test_it_is_killed_twice_and_releases_once_h94_h112_h162(with_issues: bool, t
     assert told.returncode == 0, told.stdout + told.stderr
     assert told.stdout.count("SIGKILL") == 2
     assert "ada: allowed: call" in told.stdout
-    assert "was decided already" in told.stdout.partition("bob: ")[2]
+    assert "that decision stands" in told.stdout.partition("bob: ")[2]
     turns = 7 if with_issues else 6
     assert f"limit: the session has had {turns} of {turns} model responses" in told.stdout
     assert ("skipped: the list of issues" in told.stdout) is not with_issues

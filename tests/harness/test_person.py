@@ -131,6 +131,7 @@ async def test_events_tell_of_a_question_and_of_its_end_h333() -> None:
                 if isinstance(event, ToolEnd):
                     break
         assert [type(event) for event in told] == [ToolStart, QuestionAsked, QuestionOver, ToolEnd]
+        assert [event.outcome for event in told if isinstance(event, QuestionOver)] == ["answered"]
 
 
 async def test_what_is_aborted_is_over_for_those_who_watch_h333() -> None:
@@ -139,7 +140,23 @@ async def test_what_is_aborted_is_over_for_those_who_watch_h333() -> None:
         await root.abort()
         async for event in events:
             if isinstance(event, QuestionOver):
-                assert event.task == question.task
+                assert (event.task, event.outcome) == (question.task, "withdrawn")
+                break
+
+
+async def test_events_tell_that_nobody_answered_in_time_h333() -> None:
+    clock = ManualClock()
+
+    async def ask(call: ToolCall) -> str:
+        return await call.ask("Which?", expire_after_ms=1_000)
+
+    async with asked(ask, clock=clock) as (harness, root), root.events() as events:
+        (question,) = await open_questions(harness)
+        await settle()
+        await clock.advance(1)
+        async for event in events:
+            if isinstance(event, QuestionOver):
+                assert (event.task, event.outcome) == (question.task, "expired")
                 break
 
 

@@ -212,10 +212,14 @@ def running_lines(tool: LiveTool) -> list[Line]:
     """The end of the output of a call that is open, or what it waits for."""
     if tool["state"] == "approval":
         return [line("  waits to be allowed; nothing of it was done", "warning")]
+    asks = [
+        line(f"  asks a person, question {task}: {shortened(' '.join(lines_of(question['text'])), WIDEST)}", "warning")
+        for task, question in tool.get("questions", {}).items()
+    ]
     output = lines_of(tool["output"])
     left_out = tool["dropped_lines"] + max(0, len(output) - TAIL)
     before = [line(f"  ┆ {counted(left_out, 'line')}", "dim")] if output and left_out else []
-    return [*before, *excerpt(output[-TAIL:])]
+    return [*before, *excerpt(output[-TAIL:]), *asks]
 
 
 def _output(text: str) -> Line:

@@ -16,15 +16,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perdure.cli.asked import answer_words
 from perdure.cli.compactions import compaction_lines
+from perdure.cli.decided import decision_of, decision_words, question_words
+from perdure.cli.secrets import Secrets
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
-from perdure.cli.text import printable, size, when
+from perdure.cli.text import lines_of, one_line, printable, shortened, size, when
 from perdure.harness.approval import APPROVAL
+from perdure.harness.approvals import asked_of, question_of
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
-from perdure.harness.person import ANSWER, QUESTION
+from perdure.harness.person import ANSWER, QUESTION, open_question
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
-from perdure.kernel.records import ConversationRecord, Sleeping, SubmissionRecord, TaskRecord, Waiting
+from perdure.kernel.json import encode_json
+from perdure.kernel.records import ConversationRecord, Pending, Sleeping, SubmissionRecord, TaskRecord, Waiting
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
 from perdure.storage.lock import Holder, read_holder
@@ -36,6 +41,8 @@ from perdure.tasks.runtime import RESTART_LIMIT
 MOST_CONVERSATIONS = 1000
 MOST_SUBMISSIONS = 1000
 MOST_TASKS = 1000
+MOST_WORDS = 2000
+"""Characters of what a person is asked."""
 
 HolderState: TypeAlias = Literal["alive", "stopped", "ended", "unknown"]
 
@@ -86,6 +93,20 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     """In words, why it is not at its end."""
 
 
+class PersonLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for a person."""
+
+    task: int
+    conversation: int
+    tool: str
+    wants: Literal["answer", "approval"]
+    since: int
+    until: int
+    """ms UTC."""
+    what: str
+    """The question and what may be answered, or the arguments of the call: at most MOST_WORDS characters."""
+
+
 class SubmissionLine(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     conversation: int
@@ -95,7 +116,7 @@ class SubmissionLine(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None
 
 
-Line: TypeAlias = ConversationLine | TaskLine | SubmissionLine | SpaceLine | RecoveryLine
+Line: TypeAlias = ConversationLine | TaskLine | PersonLine | SubmissionLine | SpaceLine | RecoveryLine
 
 
 class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +136,8 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
     conversations: tuple[ConversationLine, ...]
     tasks: tuple[TaskLine, ...]
     """Live ones."""
+    persons: tuple[PersonLine, ...]
+    """What waits for a person now, the oldest first."""
     submissions: tuple[SubmissionLine, ...]
     """Queued and placed ones."""
     spaces: tuple[SpaceLine, ...]
@@ -142,6 +165,8 @@ async def look(path: Path) -> StoreReport:
         placed = await session.submissions(status="placed", limit=MOST_SUBMISSIONS)
         spaces, recoveries = await space_lines(session)
         mail = await storage.mail(limit=MAX_SCAN)
+        now = session.clock.wall()
+        persons = [line for task in tasks if (line := _person(task, now)) is not None]
         timers = [at for task in tasks if not task.abort_requested and (at := due_at(task)) is not None]
         return StoreReport(
             path=str(path),
@@ -154,7 +179,8 @@ async def look(path: Path) -> StoreReport:
             warnings=info.warnings,
             holder=holder,
             conversations=tuple(conversations),
-            tasks=tuple(_task(task, live, holder) for task in tasks[:MOST_TASKS]),
+            tasks=tuple(_task(task, live, holder, now) for task in tasks[:MOST_TASKS]),
+            persons=tuple(persons[:MOST_TASKS]),
             submissions=tuple(_submission(record) for record in sorted([*queued, *placed], key=lambda s: s.id)),
             spaces=tuple(spaces),
             recoveries=tuple(recoveries),
@@ -207,7 +233,30 @@ async def _conversation(session: Session, record: ConversationRecord) -> Convers
     )
 
 
-def _task(record: TaskRecord, live: set[int], holder: HolderLine | None) -> TaskLine:
+def _person(record: TaskRecord, now: int) -> PersonLine | None:
+    """What a task wants of a person, if it can be given at that time (ms UTC)."""
+    question, call = open_question(record, now), question_of(record, now)
+    if question is not None:
+        answer = "" if question.schema == {"type": "string"} else f" (answer: {answer_words(question.schema)})"
+        tool, wants, what = question.tool, "answer", f"{' '.join(lines_of(question.text))}{answer}"
+    elif call is not None:
+        tool, wants, what = call.tool, "approval", one_line(encode_json(call.arguments).decode())
+    else:
+        return None
+    asked = question or call
+    assert asked is not None, "one of them is there"
+    return PersonLine(
+        task=record.id,
+        conversation=record.conversation_id,
+        tool=tool,
+        wants=wants,
+        since=asked.asked_at,
+        until=asked.expires_at,
+        what=shortened(what, MOST_WORDS),
+    )
+
+
+def _task(record: TaskRecord, live: set[int], holder: HolderLine | None, now: int) -> TaskLine:
     tool: str | None = None
     if record.kind == TOOL_TASK:
         with suppress(msgspec.MsgspecError):  # written by a newer release
@@ -223,19 +272,16 @@ def _task(record: TaskRecord, live: set[int], holder: HolderLine | None) -> Task
         phase=getattr(record.state, "phase", None),
         restarts=record.restarts,
         abort_requested=record.abort_requested,
-        why=_why(record, live, holder),
+        why=_why(record, live, holder, now),
     )
 
 
-def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
+def _why(record: TaskRecord, live: set[int], holder: HolderLine | None, now: int) -> str:
     state = record.state
     words: list[str] = []
     if isinstance(state, Waiting):
         if state.signal is not None:
-            asks = {(TOOL_TASK, APPROVAL): "waits to be allowed or denied", (QUESTION, ANSWER): "waits to be answered"}
-            words.append(asks.get((record.kind, state.signal), f"waits for the signal {state.signal!r}"))
-            if state.deadline is not None:
-                words.append(f"until {when(state.deadline)}")
+            words += _signal(record, state, now)
         else:
             waited = [str(id) for id in state.on if id in live]
             words.append(f"waits for task{'s' if len(waited) > 1 else ''} {', '.join(waited)}")
@@ -243,7 +289,8 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
         words.append(f"sleeps until {when(state.until)}")
     elif record.status == "running":
         words.append(_RUNNING["ended" if holder is None else holder.state])
-    elif record.status == "pending":
+    elif isinstance(state, Pending):
+        words += _over(record, now)
         words.append("starts when a host with its code resumes")
     elif record.outcome is not None:
         words.append("has its outcome; work it owns is not done")
@@ -254,6 +301,26 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None) -> str:
     if record.abort_requested:
         words.append("to be aborted")
     return "; ".join(words)
+
+
+def _signal(record: TaskRecord, state: Waiting, now: int) -> list[str]:
+    over = _over(record, now)
+    if over and not record.abort_requested:
+        return over
+    asks = {(TOOL_TASK, APPROVAL): "waits to be allowed or denied", (QUESTION, ANSWER): "waits to be answered"}
+    wants = asks.get((record.kind, state.signal or ""), f"waits for the signal {state.signal!r}")
+    return [wants] if state.deadline is None else [wants, f"until {when(state.deadline)}"]
+
+
+def _over(record: TaskRecord, now: int) -> list[str]:
+    """What a person has said, or that the time for it is over, while the task has not taken that up."""
+    if record.kind == QUESTION:
+        words = question_words(record, now)
+        return [] if words is None else [words.partition(";")[0]]
+    decision, asked = decision_of(record), asked_of(record)
+    if decision is not None:
+        return [decision_words(decision)]
+    return ["nobody decided in time"] if asked is not None and now >= asked.expires_at else []
 
 
 _RUNNING: dict[HolderState, str] = {
@@ -298,6 +365,8 @@ def render(report: StoreReport, *, as_json: bool) -> None:
     console = console_for_tables()
     table(console, "conversations", report.conversations)
     table(console, "live tasks", report.tasks)
+    if report.persons:
+        table(console, "waits for a person: perdure questions, perdure approvals", report.persons)
     table(console, "submissions queued or placed", report.submissions)
     if report.spaces:
         table(console, "Spaces", report.spaces)
@@ -353,6 +422,9 @@ def console_for_tables() -> Console:
 def _cell(name: str, value: object) -> str:
     if not value:
         return ""
-    if name == "at" and isinstance(value, int):
+    if name in ("at", "since", "until") and isinstance(value, int):
         return when(value)
-    return "yes" if value is True else printable(str(value))
+    return "yes" if value is True else _secrets.hide(printable(str(value)))
+
+
+_secrets = Secrets()

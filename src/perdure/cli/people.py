@@ -56,34 +56,24 @@ def _as_json(question: PersonQuestion) -> str:
 
 
 def _told(question: PersonQuestion) -> str:
-    from perdure.cli.text import lines_of, one_line, when
-    from perdure.kernel.json import encode_json
+    from perdure.cli.asked import answer_words, question_lines
+    from perdure.cli.secrets import Secrets
+    from perdure.cli.text import one_line, when
 
     lines = [
         f"{question.task}  {one_line(question.tool)}  in conversation {question.conversation_id}, "
         f"asked {when(question.asked_at)}, until {when(question.expires_at)}",
-        *(f"    {text}" for text in lines_of(question.text)),
+        *(f"    {text}" for text in question_lines(question.text)),
     ]
     if question.schema != {"type": "string"}:
-        lines.append(f"    answer: {one_line(encode_json(question.schema).decode())}")
-    return "\n".join(lines)
-
-
-async def _why_not(path: Path, task: int) -> str:
-    """Why there is nothing to answer. Raises what opening a store raises."""
-    from perdure.cli.stores import looking
-    from perdure.harness.person import QUESTION, has_answer
-
-    async with looking(path) as session:
-        record = await session.task(task)
-    if record is not None and record.kind == QUESTION and has_answer(record):
-        return f"question {task} was answered already; that answer stands"
-    return f"there is no question {task}; perdure questions ls lists what is asked"
+        lines.append(f"    answer: {answer_words(question.schema)}")
+    return Secrets().hide("\n".join(lines))
 
 
 async def _answer(path: Path, task: int, value: str) -> int:
     """The exit code. Raises CommandError."""
     from perdure.cli.approvals.ask import KEPT, NOT_YET, done
+    from perdure.cli.decided import question_over
     from perdure.cli.errors import CommandError
     from perdure.harness.person import AnswerRefused
     from perdure.kernel.errors import NotJson
@@ -93,8 +83,8 @@ async def _answer(path: Path, task: int, value: str) -> int:
         check_json(value, at="the answer")
     except NotJson as error:
         raise CommandError(str(error)) from error
-    if all(question.task != task for question in await _waiting(path)):
-        raise CommandError(await _why_not(path, task))
+    if (over := await question_over(path, task)) is not None:
+        raise over
 
     async def here(harness: Harness) -> dict[str, JsonValue]:
         for question in await harness.questions():
@@ -105,11 +95,14 @@ async def _answer(path: Path, task: int, value: str) -> int:
                     raise CommandError(str(error)) from error
         return {"first": False}
 
-    result = await done(path, "answer", {"task": task, "value": value}, here)
+    try:
+        result = await done(path, "answer", {"task": task, "value": value}, here)
+    except CommandError as error:  # perhaps it was over in between
+        raise (await question_over(path, task) or error) from None
     if result is None:
         typer.echo(KEPT, err=True)
         return NOT_YET
     if not result["first"]:
-        raise CommandError(f"question {task} was answered already; that answer stands")
+        raise await question_over(path, task) or CommandError(f"question {task} was answered already")
     typer.echo(f"answered: question {task}")
     return 0

@@ -15,6 +15,7 @@ from perdure.cli.secrets import Secrets
 from perdure.cli.stores import chosen, looking, name_of
 from perdure.cli.style import Colours, Line, line, rendered
 from perdure.cli.text import lines_of, printable
+from perdure.cli.unanswered import Unanswered
 from perdure.harness.documents import TOOL_RESULT, Live, ToolResultData
 from perdure.harness.export import entries_of
 from perdure.kernel.errors import DocumentVersionError
@@ -56,14 +57,17 @@ async def show(
             if left_out:
                 _echo([line("  ┆ earlier entries: --all", "dim")], colours)
         calls: dict[int, Call] = {}
+        unanswered = Unanswered(session)
         async for entry in entries_of(session, record.id, first=first):
             if as_json:
                 typer.echo(msgspec.json.encode(entry).decode())
                 continue
             calls.update(calls_of(entry))
-            _echo(entry_lines(entry, calls), colours)
+            _echo([*entry_lines(entry, calls), *await unanswered.lines(entry)], colours)
             if entry.kind == TOOL_RESULT:
                 calls.pop(entry.data_as(ToolResultData).task, None)
+        if not as_json:
+            _echo(await unanswered.never_placed(record.id, first), colours)
         live = None if as_json else await _live(session, record.id)
         if live is not None and live.run is not None:
             _echo([line("— a run is under way", "warning"), *_under_way(live, calls)], colours)
@@ -89,9 +93,10 @@ async def _show_page(session: Session, conversation: int, page: Page, *, colours
     if await session.entries(conversation, last=first - 1, order="descending", limit=1):
         _echo([line(f"  ┆ earlier entries: --before {first}", "dim")], colours)
     calls: dict[int, Call] = {}
+    unanswered = Unanswered(session)
     for entry in found:
         calls.update(calls_of(entry))
-        _echo(entry_lines(entry, calls), colours)
+        _echo([*entry_lines(entry, calls), *await unanswered.lines(entry)], colours)
     if await session.entries(conversation, first=last + 1, limit=1):
         _echo([line(f"  ┆ later entries: --after {last}", "dim")], colours)
 

@@ -175,7 +175,7 @@ async def remove_rule(tx: Transaction, id: int) -> ApprovalRule:
     """Revoke a rule: it decides no call whose intent is not committed yet. Raises NotFound."""
     known = {rule.id: rule for rule in rules_of(await tx.read(ApprovalRules))}
     if id not in known:
-        raise NotFound(f"there is no approval rule {id}")
+        raise NotFound(f"there is no approval rule {id}; approval_rules(), and perdure approvals rules ls, list them")
     del (await tx.draft(ApprovalRules)).rules[str(id)]
     return known[id]
 

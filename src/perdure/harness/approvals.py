@@ -6,7 +6,6 @@ that any process can list the one and send the other, whether the host of the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -98,8 +97,8 @@ def approval(harness: Harness, question: Question) -> Approval:
 async def pending(session: Session, *, conversation_id: int | None = None) -> list[Question]:
     """Those that can be decided now, by task. A store that is open for reading only is read as it is now."""
     now = session.clock.wall()
-    found = [question for record in await live_tasks(session) for question in _question(record, now)]
-    return [q for q in found if conversation_id is None or q.conversation_id == conversation_id]
+    found = [question_of(record, now) for record in await live_tasks(session)]
+    return [q for q in found if q is not None and conversation_id in (None, q.conversation_id)]
 
 
 async def live_tasks(session: Session) -> list[TaskRecord]:
@@ -114,13 +113,14 @@ async def live_tasks(session: Session) -> list[TaskRecord]:
             return found
 
 
-def _question(record: TaskRecord, now: int) -> Iterator[Question]:
+def question_of(record: TaskRecord, now: int) -> Question | None:
+    """What is asked about a call, if it can be decided at that time (ms UTC)."""
     asked = asked_of(record)
     if asked is None or now >= asked.expires_at or decided(record):
-        return
+        return None
     arguments = from_raw(asked.arguments)
     assert isinstance(arguments, dict), "checked before they were stored"
-    yield Question(
+    return Question(
         task=record.id,
         conversation_id=record.conversation_id,
         tool=msgspec.json.decode(record.raw_input, type=ToolInput).name,
@@ -162,11 +162,16 @@ async def decide(harness: Harness, tx: Transaction, wanted: Wanted) -> bool:
         return False
     asked = asked_of(record)
     if asked is None:
-        raise ApprovalRefused("not_asked", f"task {wanted.task} does not wait for an approval")
+        raise ApprovalRefused(
+            "not_asked", f"task {wanted.task} does not wait for an approval; harness.approvals() lists those that do"
+        )
     if asked.digest != wanted.digest:
-        raise ApprovalRefused("other_arguments", f"task {wanted.task} asks about other arguments")
+        raise ApprovalRefused(
+            "other_arguments",
+            f"task {wanted.task} asks about other arguments; harness.approvals() has those that it asks about now",
+        )
     if tx.at >= asked.expires_at:
-        raise ApprovalRefused("expired", f"the question of task {wanted.task} has expired")
+        raise ApprovalRefused("expired", f"the question of task {wanted.task} has expired; it is not run")
     arguments, edited = wanted.arguments, None
     if arguments is not None:
         arguments = await _checked(harness, tx, record, arguments)

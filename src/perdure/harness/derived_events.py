@@ -41,6 +41,7 @@ from perdure.harness.events import (
     MessageEnd,
     MessageStart,
     QuestionAsked,
+    QuestionOutcome,
     QuestionOver,
     Retry,
     RunEnd,
@@ -55,6 +56,7 @@ from perdure.harness.view import ConversationView
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
     Aborted,
+    Completed,
     EntryRecord,
     Failed,
     Faulted,
@@ -96,7 +98,7 @@ def derive(
     events += _message(was.message, now.message, answers, seq)
     if was.run is not now.run:
         events += _turn(was.run, now.run, seq)
-    events += _tools(was.tools, now.tools, results, seq)
+    events += _tools(was.tools, now.tools, results, tasks, seq)
     if before.tree["usage"] is not after.tree["usage"]:
         usage = cast("dict[str, dict[str, ModelTotals]]", after.tree["usage"])
         tools = cast("dict[str, dict[str, ToolTotals]]", after.tree["usage"])
@@ -191,7 +193,11 @@ def _message(
 
 
 def _tools(
-    was: Mapping[str, LiveTool], now: Mapping[str, LiveTool], results: Sequence[EntryRecord], seq: int
+    was: Mapping[str, LiveTool],
+    now: Mapping[str, LiveTool],
+    results: Sequence[EntryRecord],
+    tasks: Sequence[TaskRecord],
+    seq: int,
 ) -> Iterator[Event]:
     for entry in results:
         data = entry.data_as(ToolResultData)
@@ -212,12 +218,12 @@ def _tools(
         return
     for key, tool in was.items():
         if key not in now:
-            yield from _questions(int(key), tool, None, seq)
+            yield from _questions(int(key), tool, None, tasks, seq)
     for key, tool in now.items():
         old = was.get(key)
         if tool is old:
             continue
-        yield from _questions(int(key), old, tool, seq)
+        yield from _questions(int(key), old, tool, tasks, seq)
         if tool["state"] == "approval":
             yield from _approval(int(key), old, tool, seq)
         if tool["state"] != "running":
@@ -231,18 +237,28 @@ def _tools(
             yield update
 
 
-def _questions(call: int, old: LiveTool | None, tool: LiveTool | None, seq: int) -> Iterator[Event]:
+def _questions(
+    call: int, old: LiveTool | None, tool: LiveTool | None, tasks: Sequence[TaskRecord], seq: int
+) -> Iterator[Event]:
     was = {} if old is None else old.get("questions", {})
     now = {} if tool is None else tool.get("questions", {})
     if was is now:
         return
     for task in sorted(was.keys() - now.keys(), key=int):
-        yield QuestionOver(seq=seq, task=int(task), call=call)
+        outcome = next((record.outcome for record in tasks if record.id == int(task)), None)
+        yield QuestionOver(seq=seq, task=int(task), call=call, outcome=_answered(outcome))
     for task, question in now.items():
         if task not in was:
             yield QuestionAsked(
                 seq=seq, task=int(task), call=call, text=question["text"], expires_at=question["expires_at"]
             )
+
+
+def _answered(outcome: Outcome | None) -> QuestionOutcome:
+    """How a question ended, whose task has its outcome from this commit, or is aborted after it."""
+    if isinstance(outcome, Completed):
+        return "answered"
+    return "expired" if isinstance(outcome, Failed) and outcome.error.code == "expired" else "withdrawn"
 
 
 def _approval(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> Iterator[Event]:

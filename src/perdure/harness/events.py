@@ -219,12 +219,17 @@ class QuestionAsked(_Event, frozen=True, kw_only=True, tag="question_asked"):
     """ms UTC."""
 
 
+QuestionOutcome: TypeAlias = Literal["answered", "expired", "withdrawn"]
+
+
 class QuestionOver(_Event, frozen=True, kw_only=True, tag="question_over"):
     """It was answered, or is not asked any more."""
 
     task: int
     """As in its QuestionAsked."""
     call: int
+    outcome: QuestionOutcome
+    """``answered``, ``expired``, or ``withdrawn``: it was aborted, or its call is over."""
 
 
 class EntryAppended(_Event, frozen=True, kw_only=True, tag="entry"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
+from msgspec import structs
 from typing_extensions import override
 
 from perdure.harness.approvals import live_tasks
@@ -28,7 +29,7 @@ from perdure.kernel.session import Session
 from perdure.kernel.transaction import Transaction
 from perdure.tasks.definition import Next, Task
 from perdure.tasks.run import Run
-from perdure.tasks.values import MAX_NAME, stored_value
+from perdure.tasks.values import MAX_NAME, stored_value, with_value
 
 if TYPE_CHECKING:
     from perdure.harness.harness import Harness
@@ -38,11 +39,15 @@ T = TypeVar("T")
 QUESTION: Final = "pi.question"
 ANSWER: Final = "answer"
 """The signal that is one."""
+ANSWERED_AT: Final = "answered_at"
+"""The memo of when it came; ms UTC."""
 EXPIRED: Final = "expired"
 MOST_WORDS: Final = 10_000
 """Characters of a question."""
 MOST_SCHEMA: Final = 64 * 1024
 """Bytes of the schema of its answer."""
+MOST_TOLD: Final = 1_000
+"""Characters of that schema in an error."""
 MOST_QUESTIONS: Final = 64
 """That one call may ask."""
 PREFIX: Final = "pi.ask:"
@@ -256,22 +261,28 @@ class WantedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 async def questions(session: Session, harness: Harness | None = None) -> list[PersonQuestion]:
     """Those that can be answered now, by task. A store that is open for reading only is read as it is now."""
     now = session.clock.wall()
-    return [
-        PersonQuestion(
-            task=record.id,
-            conversation_id=record.conversation_id,
-            call=cast("int", record.owner),  # a call's own
-            tool=input.tool,
-            text=input.text,
-            schema=cast("Schema", from_raw(input.answer)),
-            asked_at=input.asked_at,
-            expires_at=input.expires_at,
-            _harness=harness,
-        )
-        for record in await live_tasks(session)
-        if record.kind == QUESTION and not record.abort_requested and not has_answer(record)
-        if now < (input := _input(record)).expires_at
-    ]
+    found = [open_question(record, now, harness) for record in await live_tasks(session)]
+    return [question for question in found if question is not None]
+
+
+def open_question(record: TaskRecord, now: int, harness: Harness | None = None) -> PersonQuestion | None:
+    """What a task asks, if it is a question that can be answered at that time (ms UTC)."""
+    if record.kind != QUESTION or not record.live or record.abort_requested or has_answer(record):
+        return None
+    input = input_of(record)
+    if now >= input.expires_at:
+        return None
+    return PersonQuestion(
+        task=record.id,
+        conversation_id=record.conversation_id,
+        call=cast("int", record.owner),  # a call's own
+        tool=input.tool,
+        text=input.text,
+        schema=cast("Schema", from_raw(input.answer)),
+        asked_at=input.asked_at,
+        expires_at=input.expires_at,
+        _harness=harness,
+    )
 
 
 async def answer(harness: Harness, tx: Transaction, wanted: WantedAnswer) -> bool:
@@ -281,27 +292,39 @@ async def answer(harness: Harness, tx: Transaction, wanted: WantedAnswer) -> boo
         record = await tx.task(wanted.task)
         raise AnswerRefused("ended", f"task {wanted.task} has ended; nothing is asked any more")
     if record.kind != QUESTION:
-        raise AnswerRefused("not_asked", f"task {wanted.task} is no question")
+        raise AnswerRefused("not_asked", f"task {wanted.task} is no question; harness.questions() lists them")
     if record.abort_requested:
         raise AnswerRefused("ended", f"question {wanted.task} is being aborted")
     if has_answer(record):
         return False
-    input = _input(record)
+    input = input_of(record)
     if tx.at >= input.expires_at:
-        raise AnswerRefused("expired", f"the time of question {wanted.task} is over")
+        raise AnswerRefused("expired", f"the time of question {wanted.task} is over; its tool is told so")
     schema = cast("Schema", from_raw(input.answer))
     value = repaired(from_raw(wanted.value), schema)
     if not fits(value, schema):
-        raise AnswerRefused(
-            "does_not_fit", f"the answer to question {wanted.task} must fit {encode_json(schema).decode()}"
-        )
-    return await harness.tasks.put_signal(tx, record.id, ANSWER, value)
+        told = encode_json(schema).decode()
+        told = told if len(told) <= MOST_TOLD else f"{told[:MOST_TOLD]}…"
+        raise AnswerRefused("does_not_fit", f"the answer to question {wanted.task} must fit {told}")
+    first = await harness.tasks.put_signal(tx, record.id, ANSWER, value)
+    assert first, "there was none, and nothing comes between"
+    answered = tx.live_task(record.id)
+    assert answered is not None, "it has just been answered"
+    memos = with_value(answered.raw_memos, ANSWERED_AT, to_raw(tx.at))
+    if memos is not None:
+        tx.put_task(structs.replace(answered, raw_memos=memos))
+    return True
 
 
-def _input(record: TaskRecord) -> QuestionInput:
+def input_of(record: TaskRecord) -> QuestionInput:
     return msgspec.json.decode(record.raw_input, type=QuestionInput)
 
 
 def has_answer(record: TaskRecord) -> bool:
-    """Of a question's task, also of one that has ended."""
     return stored_value(record.raw_signals, ANSWER) is not None
+
+
+def answered_at(record: TaskRecord) -> int | None:
+    """When its answer was stored, in ms UTC; None: it has none, or one that came as a plain signal."""
+    at = stored_value(record.raw_memos, ANSWERED_AT)
+    return None if at is None else msgspec.json.decode(at, type=int)

@@ -26,6 +26,9 @@ def said(request: ModelRequest) -> list[str]:
 def script(request: ModelRequest) -> Reply:
     texts = said(request)
     last = request.messages[-1]
+    if isinstance(last, ToolResultMessage) and last.name == "ask_user":
+        answers = [message.text for message in request.messages if isinstance(message, ToolResultMessage)]
+        return say(f"You answered: {' | '.join(answers)[:200]}.")
     if isinstance(last, ToolResultMessage):
         return say(f"{last.name} {'failed' if last.is_error else 'ended'}.")
     verb, _, rest = texts[-1].partition(" ")
@@ -44,6 +47,16 @@ def script(request: ModelRequest) -> Reply:
             return call("edit", path="notes.txt", edits=[{"old_text": "two", "new_text": "zwei"}])
         case "read":
             return call("read", path="notes.txt")
+        case "ask":
+            return call("ask_user", question=rest)
+        case "choose":
+            return call("ask_user", question="Which one?", choices=[*rest.split(",")])
+        case "twice":
+            return calls(call("ask_user", question="The first?"), call("ask_user", question="The second?"))
+        case "shout":
+            return call("ask_user", question="x" * 10_001)
+        case "hostile":
+            return call("ask_user", question="red \x1b[31mtext\x1b]0;owned\x07 \u202e\n" + "line\n" * 1_000)
         case "fail":
             return fail("authentication", f"the key {SECRET} is not one")
         case "leak":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import typer
 
 from perdure.cli import mailbox
 from perdure.cli.errors import CommandError
@@ -15,6 +19,7 @@ from perdure.cli.text import printable
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.json import JsonValue
+from perdure.kernel.storage import MailReply
 from perdure.storage.sqlite import SqliteStorage
 
 KEPT: Final = "not done yet: kept in the mailbox for whoever has the store open, or opens it next with the tool"
@@ -30,6 +35,8 @@ async def done(
 
     Raises CommandError for what is refused, and what opening the store raises.
     """
+    if not os.access(path, os.F_OK):
+        raise CommandError(f"there is no store at {path}")  # opening would make one
     if here is not None:
         try:
             # Nothing runs: the host's work goes on with the host.
@@ -38,10 +45,26 @@ async def done(
         except StorageBusy:
             pass  # its owner does it
     mail = await mailbox.post(path, kind, body)
-    reply = await mailbox.reply(path, mail, time.monotonic() + mailbox.TAKEN_S, wait=False)
+    try:
+        reply = await _taken(path, mail, itself=here is not None)
+    except asyncio.CancelledError:
+        typer.echo(KEPT, err=True)
+        raise
     if reply is None:
         return None
     result: dict[str, JsonValue] = msgspec.json.decode(reply.result)
     if not reply.ok:
         raise CommandError(printable(str(result.get("message"))))
     return result
+
+
+async def _taken(path: Path, mail: int, *, itself: bool) -> MailReply | None:
+    """What its owner answered. Where that was a command, which is gone again, this process takes it up ``itself``."""
+    until = time.monotonic() + mailbox.TAKEN_S
+    while True:
+        reply = await mailbox.reply(path, mail, until, wait=False)
+        if reply is not None or not itself or time.monotonic() > until:
+            return reply
+        with contextlib.suppress(StorageBusy):
+            async with Harness.open(SqliteStorage(path)):  # what opens a store takes up its mail
+                return await mailbox.reply(path, mail, until, wait=True)

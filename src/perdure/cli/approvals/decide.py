@@ -10,13 +10,14 @@ import typer
 
 from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
+from perdure.cli.decided import call_over
 from perdure.cli.errors import CommandError
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import looking
 from perdure.cli.style import Line, rendered
 from perdure.cli.text import one_line, when
-from perdure.harness.approval import check_words
-from perdure.harness.approvals import Question, decided, pending
+from perdure.harness.approval import ApprovalRefused, check_words
+from perdure.harness.approvals import Question, pending
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import JsonValue, decode_json
@@ -55,7 +56,8 @@ async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: 
         raise CommandError(str(error)) from error
     question = next((q for q in await waiting(path) if q.task == task), None)
     if question is None:
-        raise CommandError(await _why_not(path, task))
+        # One that has just begun to wait is seen by the next look.
+        raise await call_over(path, task) or CommandError(f"call {task} has only now begun to wait; try again")
     arguments = None if edit is None else _edited(edit)
     by = who()
     body: dict[str, JsonValue] = {
@@ -68,28 +70,25 @@ async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: 
     }
 
     async def here(harness: Harness) -> dict[str, JsonValue]:
-        first = await harness.decide(task, allow=allow, digest=question.digest, reason=reason, by=by)
+        try:
+            first = await harness.decide(task, allow=allow, digest=question.digest, reason=reason, by=by)
+        except ApprovalRefused as error:
+            raise CommandError(str(error)) from error
         return {"first": first}
 
     # Edited arguments are checked by the tool, which this process does not have.
-    result = await done(path, "approval", body, here if arguments is None else None)
+    try:
+        result = await done(path, "approval", body, here if arguments is None else None)
+    except CommandError as error:  # perhaps it was over in between
+        raise (await call_over(path, task) or error) from None
     if result is None:
         typer.echo(KEPT, err=True)
         return NOT_YET
     if not result["first"]:
-        raise CommandError(f"call {task} was decided already; that decision stands")
+        raise await call_over(path, task) or CommandError(f"call {task} was decided already")
     what = "denied" if not allow else "allowed" if arguments is None else "allowed with other arguments"
     typer.echo(f"{what}: call {task} of {one_line(question.tool)}")
     return 0
-
-
-async def _why_not(path: Path, task: int) -> str:
-    """Why there is nothing to decide about a call."""
-    async with looking(path) as session:
-        record = await session.task(task)
-    if record is not None and decided(record):
-        return f"call {task} was decided already; that decision stands"
-    return f"no call {task} waits for approval; perdure approvals ls lists those that do"
 
 
 def _edited(text: str) -> dict[str, JsonValue]:

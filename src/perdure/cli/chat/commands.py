@@ -9,7 +9,7 @@ from perdure.cli.errors import CommandError
 from perdure.cli.style import Line, line
 from perdure.harness.model import ThinkingLevel
 
-Name: TypeAlias = Literal["help", "name", "model", "thinking", "compact", "reset", "abort", "quit"]
+Name: TypeAlias = Literal["help", "name", "model", "thinking", "compact", "reset", "answer", "later", "abort", "quit"]
 
 HELP: Final = (
     ("Enter", "sends; while the model works: queues for after its answer"),
@@ -22,6 +22,8 @@ HELP: Final = (
     ("/thinking [level]", "lets the model think so long from now on, or says how long it may"),
     ("/compact [text]", "sums up the older part of the model's context; the text says what matters"),
     ("/reset [text]", "begins the model's context anew, with this text"),
+    ("/later", "leaves the question for later; what is typed then is sent as ever"),
+    ("/answer [text]", "answers the question; without a text those for later are asked again"),
     ("/abort", "what Ctrl-C does"),
     ("/quit", "leaves; what runs goes on at the next start"),
 )

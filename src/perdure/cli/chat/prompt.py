@@ -26,7 +26,7 @@ from prompt_toolkit.utils import get_cwidth
 from typing_extensions import override
 
 from perdure.cli.chat.screen import Hands, Live, Screen
-from perdure.cli.chat.terminal import Writer
+from perdure.cli.chat.terminal import Writer, bytes_waiting
 from perdure.cli.secrets import Secrets
 from perdure.cli.style import Colours, Line, Style, rendered, span
 
@@ -49,7 +49,13 @@ class PromptScreen(Screen):
         self._scheduled = False
         self._hands: Hands | None = None
         self._history = InMemoryHistory()
-        self._buffer = Buffer(multiline=True, history=self._history)
+        self._buffer = Buffer(multiline=True, history=self._history, on_text_changed=lambda _: self._begun())
+        self._about: object = None
+        """What was asked when the first character of the line was typed."""
+        self._line = False
+        """There is a line."""
+        self._reads = asyncio.Event()
+        """What is typed is read as it comes."""
         self._app: Application[None] = self._application()
 
     @override
@@ -172,6 +178,31 @@ class PromptScreen(Screen):
             erase_when_done=True,
         )
 
+    # --- what is asked -------------------------------------------------------------------------------------------
+
+    @override
+    async def _told(self) -> None:
+        self._flush()
+
+    @override
+    async def _sort(self, asked: object) -> None:
+        await self._reads.wait()
+        while self._app.is_running and bytes_waiting(0):
+            await asyncio.sleep(0)  # the loop reads some of it meanwhile
+
+    @override
+    def _await_answer(self) -> None:
+        """It goes where everything goes."""
+
+    @override
+    def interrupted(self) -> None:
+        """The keys say what is taken back."""
+
+    def _begun(self) -> None:
+        if bool(self._buffer.text) != self._line:
+            self._line = not self._line
+            self._about = self.invited if self._line else None
+
     # --- typing --------------------------------------------------------------------------------------------------
 
     def _keys(self) -> KeyBindings:
@@ -192,7 +223,7 @@ class PromptScreen(Screen):
         def _(_event: KeyPressEvent) -> None:
             busy = self._live is not None and self._live.busy
             if self._buffer.text and not busy:
-                self._buffer.reset()
+                self._reset()
             elif self._hands is not None:
                 self._hands.interrupt()
 
@@ -215,15 +246,22 @@ class PromptScreen(Screen):
             self._buffer.delete_before_cursor()
             self._buffer.insert_text("\n")
             return
-        self._buffer.reset(append_to_history=bool(text.strip()))
-        if self._hands is not None and text.strip():
-            self._hands.typed(text, steer=steer)
+        about = self._about if text else self.invited
+        self._reset(append_to_history=bool(text.strip()))
+        if self._hands is not None and (text.strip() or about is not None):
+            self._hands.typed(text, steer=steer, about=about)
+
+    def _reset(self, *, append_to_history: bool = False) -> None:
+        self._buffer.reset(append_to_history=append_to_history)
+        self._begun()
 
     @override
     async def read(self, hands: Hands) -> None:
         self._hands = hands
         # Told to end instead of cancelled: it gives the terminal back as it was.
-        running = asyncio.ensure_future(self._app.run_async(set_exception_handler=False, handle_sigint=False))
+        running = asyncio.ensure_future(
+            self._app.run_async(pre_run=self._reads.set, set_exception_handler=False, handle_sigint=False)
+        )
         try:
             await asyncio.wait([running])
             if running.exception() is not None and not isinstance(running.exception(), EOFError):
@@ -231,6 +269,7 @@ class PromptScreen(Screen):
             hands.leave()
         finally:
             self._hands = None
+            self._end_invitation()
             if not running.done():
                 self._app.exit()
                 await asyncio.wait([running])

@@ -77,7 +77,7 @@ def _recovered(since: int, space: SpaceState | None) -> list[Line]:
 def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
-    if tool["state"] == "approval":
+    if tool["state"] == "approval" or tool.get("questions"):
         return running_lines(tool)
     lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"], by="tool" if "caller" in tool else "model")

@@ -28,8 +28,8 @@ from perdure.cli.inspect import HolderLine, holder_line
 from perdure.cli.secrets import Secrets
 from perdure.cli.space.words import went_on
 from perdure.cli.stores import chosen, default_store, make_room, name_of, named, recent
-from perdure.cli.style import Style, colours_of, line
-from perdure.cli.text import printable
+from perdure.cli.style import Line, Style, colours_of, line
+from perdure.cli.text import counted, printable
 from perdure.events import Snapshot
 from perdure.harness.approval import Approvals
 from perdure.harness.conversation import Conversation
@@ -38,6 +38,8 @@ from perdure.harness.harness import Harness
 from perdure.harness.limits import Limits
 from perdure.harness.messages import UserMessage
 from perdure.harness.model import ThinkingLevel
+from perdure.harness.person import PersonQuestion, open_question
+from perdure.harness.registry import Extension
 from perdure.kernel.clock import SystemClock
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.reports import Report
@@ -45,6 +47,7 @@ from perdure.kernel.session import Session
 from perdure.storage.lock import read_holder
 from perdure.storage.sqlite import SqliteStorage
 from perdure.tools.coding import coding_tools
+from perdure.tools.people import ask_user
 
 INSTRUCTIONS: Final = (
     "You help a person at a terminal. You can read, write and edit files and run commands in the working directory. "
@@ -110,7 +113,7 @@ async def chat(options: Options) -> int:
     opening = Harness.open(
         SqliteStorage(store),
         models=catalogue,
-        extensions=[coding_tools()],
+        extensions=[coding_tools(), Extension("people", tools=[ask_user])],
         environment=places.environment_of,
         instructions=INSTRUCTIONS,
         conversation_limits=limits,
@@ -230,7 +233,13 @@ async def _sit(
 ) -> None:
     """The chat itself, from what is there to the user's leaving."""
     screen = terminal.screen
-    story = Story(screen, now=harness.session.clock.wall, echoed=terminal.echoes)
+    clock = harness.session.clock
+
+    def find(task: int) -> PersonQuestion | None:
+        record = harness.session.live.settled.get(task)
+        return None if record is None else open_question(record, clock.wall(), harness)
+
+    story = Story(screen, now=clock.wall, echoed=terminal.echoes, find=find)
     screen.show(story)
     chat = Chat(harness, conversation, screen, story, catalogue)
     async with conversation.events(window=WINDOW) as events:
@@ -249,7 +258,8 @@ async def _sit(
             tasks=(await harness.inspect()).tasks,
             space=None if site is None else site.state,
         )
-        screen.put(*lines)
+        screen.put(*lines, *await _asked_elsewhere(harness, conversation.id))
+        story.ask()
         screen.recall(_inputs(scene))
         terminal.chat = chat
         if terminal.leaves:
@@ -272,6 +282,19 @@ async def _sit(
             screen.put(line("Left while the run was being ended; it does not go on.", "warning"))
         else:
             screen.put(line("Left in the middle of a run; it goes on when the chat is started again.", "warning"))
+
+
+async def _asked_elsewhere(harness: Harness, conversation: int) -> list[Line]:
+    """That other conversations wait for a person, who is not asked here."""
+    asked = [question.conversation_id for question in await harness.questions()]
+    calls = [approval.conversation_id for approval in await harness.approvals()]
+    lines: list[Line] = []
+    for found, what, how in ((asked, "question", "perdure questions ls"), (calls, "call", "perdure approvals ls")):
+        count = sum(id != conversation for id in found)
+        if count:
+            verb = "waits" if count == 1 else "wait"
+            lines.append(line(f"· {counted(count, what)} of other conversations {verb} for a person: {how}", "warning"))
+    return lines
 
 
 def _inputs(scene: Scene) -> list[str]:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from typing_extensions import override
 
-from perdure.cli.chat.terminal import LineReader, Writer
+from perdure.cli.chat.terminal import LineReader, TypedLine, Writer
 from perdure.cli.secrets import Secrets
 from perdure.cli.style import Colours, Line, Style, rendered, span
 from perdure.cli.text import one_line
 
 LONGEST_WORD: Final = 200
 """Characters of streamed text that are held back at most until a word is complete."""
+MOST_MARKS: Final = 100
+"""Things asked, of which it is known when they were."""
 
 
 class Hands(Protocol):
     """What a screen is given to tell of what the user does."""
 
-    def typed(self, text: str, *, steer: bool) -> None:
-        """A whole input or command."""
+    def typed(self, text: str, *, steer: bool, about: object = None) -> None:
+        """A whole input or command. ``about``: what was asked when it was begun (``Screen.invite``)."""
 
     def interrupt(self) -> None:
         """Ctrl-C."""
@@ -60,6 +63,56 @@ class Screen(ABC):
         self.secrets = secrets
         self._held = ""
         self._held_style: Style = "plain"
+        self._inviting: asyncio.Task[None] | None = None
+        self.invited: object = None
+        """What a line that begins now is about; None: nothing that is asked."""
+
+    def invite(self, asked: object, how: Line = ()) -> None:
+        """From now on something is asked, or, with None, nothing is.
+
+        What is typed is about it only if it was begun when all that was put so far had been seen: when it had been
+        written, and what was typed before had been read. Then ``how`` is put.
+        """
+        self._end_invitation()
+        if asked is not None or self.invited is not None:
+            self.invited = None
+            self._inviting = asyncio.get_running_loop().create_task(self._invite(asked, how))
+
+    async def invitation(self) -> None:
+        """Wait until what is asked has been seen."""
+        if self._inviting is not None:
+            await asyncio.wait([self._inviting])
+
+    def _end_invitation(self) -> None:
+        if self._inviting is not None:
+            self._inviting.cancel()
+            self._inviting = None
+
+    async def _invite(self, asked: object, how: Line) -> None:
+        await self._told()
+        await self.writer.written()
+        await self._sort(asked)
+        self.invited = asked
+        if asked is not None:
+            self.put(how)
+            self._await_answer()
+        self.refresh()
+
+    @abstractmethod
+    async def _told(self) -> None:
+        """What was put is with the writer."""
+
+    @abstractmethod
+    async def _sort(self, asked: object) -> None:
+        """Take what was typed until now for what it is: not about what is asked from now on."""
+
+    @abstractmethod
+    def _await_answer(self) -> None:
+        """Show where the answer goes."""
+
+    @abstractmethod
+    def interrupted(self) -> None:
+        """Ctrl-C: what was typed of a line is taken back."""
 
     @abstractmethod
     def put(self, *lines: Line) -> None:
@@ -146,6 +199,9 @@ class PlainScreen(Screen):
         self._open: Literal["no", "flow", "prompt"] = "no"
         """What stands in the last line."""
         self._live: Live | None = None
+        self._reader: LineReader | None = None
+        self._marks: deque[tuple[int, object]] = deque(maxlen=MOST_MARKS)
+        """From which byte on of what is typed something was asked."""
 
     @override
     def put(self, *lines: Line) -> None:
@@ -195,28 +251,71 @@ class PlainScreen(Screen):
             asyncio.get_running_loop().call_soon(self._ask)
 
     def _ask(self) -> None:
-        if self._open == "no" and (self._live is None or not self._live.busy):
-            self.writer.write("> ")
+        asked = self.invited is not None
+        if self._open == "no" and (asked or self._live is None or not self._live.busy):
+            self.writer.write("? " if asked else "> ")
             self._open = "prompt"
 
     @override
+    async def _told(self) -> None:
+        """It always is."""
+
+    @override
+    async def _sort(self, asked: object) -> None:
+        self._marks.append((await self.reader.typed(), asked))
+
+    @override
+    def _await_answer(self) -> None:
+        self.ready()
+
+    @override
+    def interrupted(self) -> None:
+        if self._reader is not None:
+            self._reader.forget()
+
+    @property
+    def reader(self) -> LineReader:
+        """Of standard input, from when it is first asked for."""
+        if self._reader is None:
+            self._reader = LineReader(0)
+        return self._reader
+
+    async def next_input(self) -> Input | None:
+        """The next whole input; None: there are no more."""
+        found = await whole_input(self.reader)
+        if found is None:
+            return None
+        about = next((asked for mark, asked in reversed(self._marks) if mark <= found.begins), None)
+        return Input(found.text, about)
+
+    @override
     async def read(self, hands: Hands) -> None:
-        reader = LineReader(0)
-        while (text := await whole_input(reader)) is not None:
-            # The terminal has shown it, with the end of the line.
-            self._open = "no"
-            hands.typed(text, steer=False)
-            await asyncio.sleep(0)
-        hands.leave()
+        try:
+            while (found := await self.next_input()) is not None:
+                # The terminal has shown it, with the end of the line.
+                self._open = "no"
+                hands.typed(found.text, steer=False, about=found.about)
+                await asyncio.sleep(0)
+            hands.leave()
+        finally:
+            self._end_invitation()
 
 
-async def whole_input(reader: LineReader) -> str | None:
+class Input(NamedTuple):
+    text: str
+    about: object
+    """What was asked when it was begun."""
+
+
+async def whole_input(reader: LineReader) -> TypedLine | None:
     """The next input: a line that ends in a backslash goes on in the next one."""
     lines: list[str] = []
+    begins = 0
     while True:
         line = await reader.line()
         if line is None:
-            return "\n".join(lines) if lines else None
-        if not line.endswith("\\"):
-            return "\n".join([*lines, line])
-        lines.append(line[:-1])
+            return TypedLine("\n".join(lines), begins) if lines else None
+        begins = begins if lines else line.begins
+        if not line.text.endswith("\\"):
+            return TypedLine("\n".join([*lines, line.text]), begins)
+        lines.append(line.text[:-1])

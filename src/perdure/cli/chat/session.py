@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 from perdure.cli.chat.commands import Command, help_lines, level, parse
 from perdure.cli.chat.models import Catalogue
-from perdure.cli.chat.questions import answer, reply_of
-from perdure.cli.chat.screen import Screen, whole_input
+from perdure.cli.chat.questions import Asking, Question, Reply, answer_here, answer_line, chosen, decide_here, reply_of
+from perdure.cli.chat.screen import Input, PlainScreen, Screen
 from perdure.cli.chat.story import Story
-from perdure.cli.chat.terminal import LineReader
 from perdure.cli.errors import CommandError
 from perdure.cli.style import line
 from perdure.cli.text import printable
 from perdure.events import Events
 from perdure.harness.conversation import Conversation
 from perdure.harness.harness import Harness
+from perdure.harness.person import AnswerRefused
 from perdure.harness.submission import Submission
 from perdure.kernel.errors import PerdureError, SessionFailed
 from perdure.kernel.observation import WatchEnded
@@ -43,10 +44,14 @@ class Chat:
         self._screen = screen
         self._story = story
         self._catalogue = catalogue
-        self._typed: asyncio.Queue[tuple[str, bool]] = asyncio.Queue(MOST_TYPED)
+        self._typed: asyncio.Queue[tuple[str, bool, object]] = asyncio.Queue(MOST_TYPED)
         self._left = asyncio.Event()
         self._interrupted_at: float | None = None
         self._interrupts: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        """Something was told since it was last cleared."""
+        self._reading: asyncio.Task[Input | None] | None = None
+        self._failed = False
         self._piped = False
         """Lines are answered one after the other, and nobody is there to type."""
         self.code = 0
@@ -83,6 +88,7 @@ class Chat:
         try:
             async for event in events:
                 self._story.tell(event)
+                self._news.set()
                 await self._screen.room()
                 self._screen.refresh()
         except WatchEnded as ended:
@@ -90,6 +96,9 @@ class Chat:
 
     def _fail(self, ended: WatchEnded | SessionFailed) -> None:
         """The session is over, or the conversation is."""
+        if self._failed:
+            return
+        self._failed = True
         if isinstance(ended, WatchEnded) and ended.reason == "retired":
             self._screen.put(line("! the conversation was deleted", "error"))
             self.code = 1
@@ -104,10 +113,10 @@ class Chat:
 
     async def _work(self) -> None:
         while True:
-            text, steer = await self._typed.get()
-            await self._do(text, steer=steer)
+            text, steer, about = await self._typed.get()
+            await self._do(text, steer=steer, about=about)
             self._typed.task_done()
-            if not self._story.busy:
+            if not self._story.busy or self._screen.invited is not None:
                 self._screen.ready()
 
     # --- lines of a pipe -----------------------------------------------------------------------------------------
@@ -115,69 +124,110 @@ class Chat:
     async def answer_lines(self, events: Events, first: str | None) -> None:
         """Answer one line after the other; what was under way before comes first."""
         self._piped = True
-        reader = LineReader(0)
-        work = asyncio.create_task(self._answer_lines(events, reader, first))
+        follow = asyncio.create_task(self._follow(events))
+        work = asyncio.create_task(self._answer_lines(first))
         left = asyncio.create_task(self._wait_left())
         try:
             await asyncio.wait([work, left], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _end([work, left, *self._interrupts])
-        if not work.cancelled():
-            work.result()
+            reading = [] if self._reading is None else [self._reading]
+            await _end([work, left, follow, *reading, *self._interrupts])
+        for task in (work, follow):
+            if not task.cancelled():
+                task.result()
 
-    async def _answer_lines(self, events: Events, reader: LineReader, first: str | None) -> None:
+    async def _answer_lines(self, first: str | None) -> None:
         try:
-            await self._tell_until_idle(events, reader)
-            text = first if first is not None else await whole_input(reader)
+            if not await self._until(self._idle):
+                return
+            text = first if first is not None else await self._next_text()
             while text is not None:
                 submission = await self._do(text, steer=False)
                 if submission is not None:
-                    while not self._story.has_ended(submission.id) and not self._story.stuck:
-                        if self._story.questions.first is not None and not await self._answered(reader):
-                            return
-                        await self._tell_next(events)
+                    if not await self._until(partial(self._has_ended, submission.id)):
+                        return
                     if await submission.status() != "done":
                         self.code = self.code or 1
                 if self.code == INTERRUPTED or self._left.is_set():
                     return
-                text = await whole_input(reader)
-            await self._tell_until_idle(events, reader)
-        except (WatchEnded, SessionFailed) as ended:
+                text = await self._next_text()
+            await self._until(self._idle)
+        except SessionFailed as ended:
             self._fail(ended)
 
-    async def _tell_until_idle(self, events: Events, reader: LineReader) -> None:
-        """One run's end may be the next one's beginning: the conversation is asked, too."""
-        while (self._story.busy or await self._conversation.busy()) and not self._story.stuck:
-            if self._story.questions.first is not None and not await self._answered(reader):
-                self.leave()
-                return
-            await self._tell_next(events)
+    async def _has_ended(self, submission: int) -> bool:
+        return self._story.has_ended(submission)
 
-    async def _answered(self, reader: LineReader) -> bool:
-        """The next lines are about the call that waits, until one decides; False: there are no more."""
-        question = self._story.questions.first
-        while question is not None and self._story.questions.first is question:
-            text = await whole_input(reader)
-            if text is None:
-                self._screen.put(line("Left while a call waits for your word; it still does.", "warning"))
+    async def _idle(self) -> bool:
+        """One run's end may be the next one's beginning: the conversation is asked, too."""
+        return not (self._story.busy or await self._conversation.busy())
+
+    async def _until(self, true: Callable[[], Awaitable[bool]]) -> bool:
+        """Whether it has become so, or the run is stuck; not if the user is asked something, and no line says what."""
+        while True:
+            self._news.clear()
+            if await true() or self._story.stuck:
+                return True
+            first = self._story.questions.first
+            if first is None:
+                await self._news.wait()
+                continue
+            await self._screen.invitation()
+            if not self._news.is_set() and not await self._hear(first):
                 self.code = self.code or 1
                 return False
-            if reply_of(text) is None:
-                self._screen.put(line("! a call waits for your word: y, n [why] or always", "error"))
-            else:
-                await self._do(text, steer=False)
-        return True
 
-    async def _tell_next(self, events: Events) -> None:
-        self._story.tell(await anext(events))
-        await self._screen.room()
+    async def _hear(self, first: Question | Asking) -> bool:
+        """The next line is about what is asked, unless that is over before; False: none is any more."""
+        self._read()
+        assert self._reading is not None, "it has just been begun"
+        news = asyncio.create_task(self._wait_news())
+        await asyncio.wait([self._reading, news], return_when=asyncio.FIRST_COMPLETED)
+        await _end([news])
+        if not self._reading.done():
+            return True
+        typed = await self._next_input()
+        if typed is None:
+            self._screen.put(line(f"{_left(first)}; it still does.", "warning"))
+            return False
+        about, command = typed.about, typed.text.startswith("/")
+        if isinstance(first, Question):
+            about = first  # a word is about a call, whenever it was written
+            if reply_of(typed.text) is None and not command:
+                self._screen.put(line("! a call waits for your word: y, n [why] or always", "error"))
+                return True
+        elif about != first and not command:
+            words = "what the next line says was written before it was asked, and does not answer it"
+            self._screen.put(line(f"{_left(first)}; {words}. /answer TEXT does.", "warning"))
+            return False
+        await self._do(typed.text, steer=False, about=about)
+        return not self._left.is_set()
+
+    def _read(self) -> None:
+        assert isinstance(self._screen, PlainScreen), "one that redraws is for a terminal"
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._screen.next_input())
+
+    async def _next_input(self) -> Input | None:
+        self._read()
+        assert self._reading is not None, "it has just been begun"
+        found = await self._reading
+        self._reading = None
+        return found
+
+    async def _next_text(self) -> str | None:
+        found = await self._next_input()
+        return None if found is None else found.text
+
+    async def _wait_news(self) -> None:
+        await self._news.wait()
 
     # --- the screen's hands --------------------------------------------------------------------------------------
 
-    def typed(self, text: str, *, steer: bool) -> None:
+    def typed(self, text: str, *, steer: bool, about: object = None) -> None:
         self._interrupted_at = None  # a Ctrl-C after this is about something else
         try:
-            self._typed.put_nowait((text, steer))
+            self._typed.put_nowait((text, steer, about))
         except asyncio.QueueFull:
             self._screen.put(line("! too much is typed at once; this was not taken: send it again", "error"))
 
@@ -185,6 +235,7 @@ class Chat:
         now = asyncio.get_running_loop().time()
         again = self._interrupted_at is not None and now - self._interrupted_at <= AGAIN_S
         self._interrupted_at = now
+        self._screen.interrupted()
         if again:
             self.leave()
             return
@@ -209,17 +260,17 @@ class Chat:
 
     # --- doing ---------------------------------------------------------------------------------------------------
 
-    async def _do(self, text: str, *, steer: bool) -> Submission | None:
-        """Do what was typed. What cannot be done is said, and changes nothing."""
+    async def _do(self, text: str, *, steer: bool, about: object = None) -> Submission | None:
+        """Do what was typed. What cannot be done is said, and changes nothing.
+
+        ``about``: what was asked when it was begun.
+        """
         try:
-            question, reply = self._story.questions.first, reply_of(text)
-            if question is not None and reply is not None:
-                self._screen.put(*await answer(self._harness, question, reply))
-                self._story.questions.over(question.task)
-                return None
             said = parse(text, steer=steer)
             if isinstance(said, Command):
-                await self._command(said)
+                await self._command(said, about)
+                return None
+            if not said.steer and await self._asked(text, said.text, about):
                 return None
             if not said.text.strip():
                 return None
@@ -232,6 +283,85 @@ class Chat:
             self._screen.put(line(f"! {printable(str(error))}", "error"))
             return None
 
+    # --- what is asked -------------------------------------------------------------------------------------------
+
+    async def _asked(self, typed: str, text: str, about: object) -> bool:
+        """Whether what was typed is about what is asked, or was; that is done."""
+        reply, first = reply_of(typed), self._story.questions.first
+        if isinstance(about, Asking):
+            await self._answer(about, text)
+            return True
+        if isinstance(about, Question) and reply is not None:
+            await self._decide(about, reply)
+            return True
+        if isinstance(first, Question) and about is None and reply is not None:
+            words = f"! {printable(typed.strip())}: this was typed before the call could be read; type it again"
+            self._screen.put(line(words, "error"))
+            return True
+        if isinstance(first, Asking) and about is None and text.strip():
+            self._screen.put(line("  this was begun before the question could be read: it is an input", "dim"))
+        return False
+
+    async def _decide(self, question: Question, reply: Reply) -> None:
+        if not self._story.questions.is_open(question):
+            self._screen.put(line("! that call waits no more; nothing was decided by this", "error"))
+            return
+        self._screen.put(*await decide_here(self._harness, question, reply))
+        self._story.questions.over(question.task)
+        self._story.ask()
+
+    async def _answer(self, asking: Asking, text: str) -> None:
+        if not self._story.questions.is_open(asking):
+            words = f"! question {asking.task} is not asked any more; what was typed was not sent"
+            self._screen.put(line(words, "error"))
+            return
+        if not text.strip():
+            self._screen.put(line(f"! nothing is no answer: {asking.how}", "error"))
+            return
+        value = chosen(asking.schema, text)
+        try:
+            first = await answer_here(self._harness, asking, value)
+        except AnswerRefused as error:
+            if error.reason != "does_not_fit":
+                raise
+            raise CommandError(f"that is no answer to question {asking.task}: it is {asking.shape}") from error
+        if first:
+            self._story.questions.answered_here(asking.task)
+            self._screen.put(answer_line(value))
+            self._story.ask()
+        else:
+            # That it is over will be told; it must not be asked until then.
+            self._screen.put(line("! it was answered elsewhere already, and that answer stands", "error"))
+            self._story.questions.answered_here(asking.task)
+            self._story.ask()
+
+    async def _answer_command(self, text: str, about: object) -> None:
+        first = self._story.questions.first
+        if not text:
+            if self._story.questions.bring_back() == 0 and first is None:
+                self._screen.put(line("Nothing is asked.", "dim"))
+            self._story.ask()
+        elif not isinstance(first, Asking):
+            raise CommandError("no question is asked; /answer without a text asks those again that are for later")
+        elif self._piped or about == first:
+            await self._answer(first, text)
+        else:
+            raise CommandError("this was typed before the question could be read; type it again")
+
+    def _later(self) -> None:
+        asked = self._story.questions.set_aside()
+        if asked is None:
+            self._screen.put(line("Nothing is asked.", "dim"))
+            return
+        if isinstance(asked, Asking):
+            how = f"perdure questions answer STORE {asked.task} ANSWER does from another terminal"
+        else:
+            how = f"perdure approvals allow STORE {asked.task} does from another terminal"
+        self._screen.put(line(f"  for later: /answer asks again, and {how}", "dim"))
+        self._story.ask()
+
+    # --- inputs and commands -------------------------------------------------------------------------------------
+
     async def _submit(self, text: str, *, steer: bool) -> Submission:
         self._story.typed(text)
         try:
@@ -243,7 +373,7 @@ class Chat:
             raise
         return submission
 
-    async def _command(self, command: Command) -> None:
+    async def _command(self, command: Command, about: object) -> None:
         match command.name:
             case "help":
                 self._screen.put(*help_lines())
@@ -257,6 +387,10 @@ class Chat:
                 await self._conversation.compact(command.argument)
             case "reset":
                 await self._conversation.reset(command.argument or None)
+            case "answer":
+                await self._answer_command(command.argument, about)
+            case "later":
+                self._later()
             case "abort":
                 if await self._conversation.busy() or self._story.waiting_inputs:
                     await self._abort()
@@ -299,7 +433,13 @@ class Chat:
             self._screen.refresh()
 
 
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+def _left(asked: Question | Asking) -> str:
+    if isinstance(asked, Question):
+        return "Left while a call waits for your word"
+    return f"Left while question {asked.task} waits for an answer"
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel them and wait until they have ended."""
     for task in tasks:
         task.cancel()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from perdure.cli.chat.questions import HOW, Questions, question_lines
+from perdure.cli.chat.questions import Find, Questions
 from perdure.cli.chat.scene import Queued, Scene, parts_of, queued_of, rest_of
 from perdure.cli.chat.screen import Screen
 from perdure.cli.chat.usage import spent
@@ -116,8 +116,8 @@ class _Running:
 class Story:
     """Tells one conversation on one screen."""
 
-    def __init__(self, screen: Screen, *, now: Callable[[], int], echoed: bool) -> None:
-        """``echoed``: what is typed stands on the screen already."""
+    def __init__(self, screen: Screen, *, now: Callable[[], int], echoed: bool, find: Find | None = None) -> None:
+        """``echoed``: what is typed stands on the screen already. ``find``: what is asked of a person now."""
         self._screen = screen
         self._now = now
         self._echoed = echoed
@@ -126,7 +126,7 @@ class Story:
         """An abort is under way."""
         self.stuck = False
         """The run cannot go on by itself."""
-        self.questions = Questions()
+        self.questions = Questions(find)
         self._task: int | None = None
         self._inputs: tuple[int, ...] = ()
         self._seen = 0
@@ -185,8 +185,18 @@ class Story:
         self._queue = {item["id"]: queued_of(item) for item in scene.queued}
         self._usage = self._usage_before = scene.usage
         self._tell_blocked(scene)
-        self._screen.put(*self.questions.take_over(scene.tools))
+        self.questions.take_over(scene.tools)
         self._tell_ready()
+
+    def ask(self) -> None:
+        """Show what is asked of the user now, unless that stands there already."""
+        lines, first = self.questions.present(), self.questions.first
+        if lines is None:
+            return
+        if lines:
+            self._screen.end_stream()
+            self._screen.put(*lines)
+        self._screen.invite(first, () if first is None else line(f"  {first.how}", "dim"))
 
     def call_of(self, task: int, tool: LiveTool) -> Call:
         """A call on its way, as the model wrote it."""
@@ -243,16 +253,14 @@ class Story:
             case ToolEnd():
                 self._tool_end(event.task, event.entry)
             case ApprovalRequested():
-                self._screen.end_stream()
-                self._screen.put(*self.questions.asked(event))
-                self._screen.ready()
+                self.questions.asked(event)
             case ApprovalDecided():
                 self._screen.put(*self.questions.decided(event))
             case QuestionAsked():
-                self._screen.end_stream()
-                self._screen.put(*question_lines(event))
+                asking = self._running.get(event.call)
+                self.questions.asked(event, "" if asking is None else asking.call.name)
             case QuestionOver():
-                self._screen.put(line(f"  question {event.task} is over", "dim"))
+                self._screen.put(*self.questions.question_over(event))
             case EntryAppended():
                 self._entry(event.entry)
             case InboxChanged():
@@ -273,6 +281,7 @@ class Story:
                 self._compaction_end(event)
             case Resumed():
                 pass
+        self.ask()
         self._tell_ready()
 
     def _tell_ready(self) -> None:
@@ -528,8 +537,12 @@ class Story:
             return (("warning", "● stopping"), ("dim", " · Ctrl-C again leaves"))
         if self.stuck:
             return (("error", "● blocked"), ("dim", " · Ctrl-C aborts · /quit leaves"))
-        if self.questions.first is not None:
-            return (("warning", f"? {one_line(self.questions.first.name)}"), ("dim", f" · {HOW} · Ctrl-C aborts"))
+        first, aside = self.questions.first, self.questions.aside
+        if first is not None and self._screen.invited is first:
+            more = f" and {self.questions.behind} more" if self.questions.behind else ""
+            return (("warning", f"? {one_line(first.name)}{more}"), ("dim", f" · {first.how} · Ctrl-C aborts"))
+        if aside:
+            return line(f"{counted(aside, 'question')} for later: /answer asks again · Ctrl-C aborts", "warning")
         if self.busy:
             return (("good", "● working"), ("dim", " · Enter queues · ! or Ctrl-S steers · Ctrl-C aborts"))
         if self.waiting_inputs:

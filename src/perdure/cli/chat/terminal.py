@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import select
+import struct
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 MOST_WAITING: Final = 256 * 1024
 """Bytes that may wait to be written before whoever writes more is asked to wait (``Writer.room``)."""
@@ -15,6 +20,8 @@ MOST_LINES: Final = 100
 """Lines that are read ahead."""
 MOST_LINE: Final = 4 * 1024 * 1024
 """Bytes of a line; a longer one comes in pieces."""
+COUNTS: Final = 1_000
+"""How often it is tried to count what was typed, a millisecond each."""
 _FINISH_S: Final = 2.0
 
 
@@ -34,6 +41,8 @@ class Writer:
         self._ended = False
         self._eased = asyncio.Event()
         self._eased.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
         self._thread = threading.Thread(target=self._run, name="perdure-terminal", daemon=True)
         self._thread.start()
 
@@ -44,6 +53,7 @@ class Writer:
         with self._changed:
             self._queue.append(data)
             self._waiting += len(data)
+            self._empty.clear()
             if self._waiting > MOST_WAITING:
                 self._eased.clear()
             self._changed.notify_all()
@@ -55,6 +65,10 @@ class Writer:
     async def room(self) -> None:
         """Wait until little enough waits to be written."""
         await self._eased.wait()
+
+    async def written(self) -> None:
+        """Wait until all that was given here has been written, or nobody reads it any more."""
+        await self._empty.wait()
 
     async def finish(self) -> None:
         """Let what was written reach its reader, within a bound. Nothing is written after that."""
@@ -92,9 +106,12 @@ class Writer:
     def _ease(self) -> None:
         if self._waiting <= MOST_WAITING:
             self._eased.set()
+        if self._waiting == 0:
+            self._empty.set()
 
     def _break(self) -> None:
         self._eased.set()
+        self._empty.set()
         self._on_broken()
 
     def _call(self, function: Callable[[], object]) -> None:
@@ -113,6 +130,12 @@ def _write_all(descriptor: int, data: bytes) -> None:
             os.set_blocking(descriptor, True)
 
 
+class TypedLine(NamedTuple):
+    text: str
+    begins: int
+    """Of its first byte, how many were read before it."""
+
+
 class LineReader:
     """The lines of a descriptor, without their ends; None once there are no more."""
 
@@ -120,10 +143,15 @@ class LineReader:
         self._descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self._slots = threading.Semaphore(MOST_LINES)
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._lines: asyncio.Queue[TypedLine | None] = asyncio.Queue()
+        self._read = 0
+        """Bytes so far."""
+        self._reading = False
+        """Some have been taken from the descriptor, perhaps, and are not counted yet."""
+        self._forgets = False
         threading.Thread(target=self._run, name="perdure-input", daemon=True).start()
 
-    async def line(self) -> str | None:
+    async def line(self) -> TypedLine | None:
         found = await self._lines.get()
         if found is None:
             self._lines.put_nowait(None)
@@ -131,28 +159,76 @@ class LineReader:
             self._slots.release()
         return found
 
+    def forget(self) -> None:
+        """Of a line that has no end yet, what was read: whoever typed it has taken it back."""
+        self._forgets = True
+
+    async def typed(self) -> int:
+        """How many bytes have been typed or written by now, read or not."""
+        for _ in range(COUNTS):
+            read, waiting = self._read, bytes_waiting(self._descriptor)
+            if read == self._read and not self._reading:
+                return read + waiting
+            await asyncio.sleep(0.001)
+        return self._read + bytes_waiting(self._descriptor)  # whatever holds up the thread, it is no data
+
     def _run(self) -> None:
-        rest = b""
+        rest, begins = b"", 0
         while True:
-            try:
-                data = os.read(self._descriptor, 65536)
-            except OSError:
-                data = b""
+            data = self._take()
+            if self._forgets:
+                rest, self._forgets, begins = b"", False, self._read - len(data)
             *lines, rest = (rest + data).split(b"\n")
             if rest and (not data or len(rest) > MOST_LINE):
                 lines.append(rest)
                 rest = b""
             for line in lines:
                 self._slots.acquire()
-                if not self._give(line.decode("utf-8", "replace").rstrip("\r")):
+                if not self._give(TypedLine(line.decode("utf-8", "replace").rstrip("\r"), begins)):
                     return
+                begins += len(line) + 1
+            begins = self._read - len(rest)
             if not data:
                 self._give(None)
                 return
 
-    def _give(self, line: str | None) -> bool:
+    def _take(self) -> bytes:
+        """The next bytes; none: there are no more."""
+        try:
+            select.select([self._descriptor], [], [])
+            self._reading = True
+            data = os.read(self._descriptor, 65536)
+        except (OSError, ValueError):
+            data = b""
+        self._read += len(data)
+        self._reading = False
+        return data
+
+    def _give(self, line: TypedLine | None) -> bool:
         try:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
         except RuntimeError:  # the loop is closed
             return False
         return True
+
+
+def bytes_waiting(descriptor: int) -> int:
+    """Bytes that can be read from a descriptor; of a terminal also those of a line that has no end yet."""
+    with contextlib.suppress(OSError, termios.error):
+        modes = termios.tcgetattr(descriptor)
+        if modes[3] & termios.ICANON:
+            # What is typed of a line is counted only while lines do not matter; it is read as a part of its line.
+            raw = [*modes[:3], modes[3] & ~termios.ICANON, *modes[4:]]
+            termios.tcsetattr(descriptor, termios.TCSANOW, raw)
+            try:
+                return _readable(descriptor)
+            finally:
+                termios.tcsetattr(descriptor, termios.TCSANOW, modes)
+    with contextlib.suppress(OSError):
+        return _readable(descriptor)
+    return 0
+
+
+def _readable(descriptor: int) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))
+    return max(0, count)

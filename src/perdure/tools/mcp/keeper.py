@@ -268,9 +268,9 @@ def _words(error: Exception) -> str:
         error = causes[0]
     match error:
         case TimeoutError():
-            return "it did not answer in time"
+            return "it did not answer in time (connect_timeout_ms)"
         case FileNotFoundError():
-            return "its program, or the folder it is to run in, was not found"
+            return "its program, or the folder it is to run in, was not found; install it, or give its whole path"
         case McpError() | MCPError():
             return str(error)
         case ValidationError():
