@@ -49,6 +49,18 @@ def test_a_program_that_submits_twice_after_a_crash_is_found_p5() -> None:
     assert "entries: 4 instead of 3" in problems(explore(scenario(program)))
 
 
+def test_a_life_that_ends_before_it_opens_the_store_is_one_like_others_p5() -> None:
+    async def program(host: Host) -> None:
+        await asyncio.sleep(1)  # it starts something else first
+        async with open_session(host) as session:
+            await steps(session, range(1, 3))
+
+    plan = Plan(scenario="planted", faults=(Fault("after", 2), Fault("step", 1), Fault("after", 2)))
+    result = simulate(scenario(program), plan)
+    assert [life.opened for life in result.lives] == [True, False, True]
+    assert result.ok, result
+
+
 def test_check_tells_what_failed_and_how_to_repeat_it_p7() -> None:
     async def program(host: Host) -> None:
         host.effect("charge")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +34,22 @@ async def tasks_in_order(names: str) -> str:
 
     await asyncio.gather(*(walk(name) for name in names))
     return "".join(steps)
+
+
+def test_what_is_left_of_a_killed_process_logs_nothing_p2(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        try:
+            await asyncio.sleep(1)
+        finally:
+            logging.getLogger("a.library").error("it was not closed")
+
+    loop = SimulationLoop()
+    loop.kill_at_step = 1
+    with pytest.raises(Killed):
+        loop.run_until_complete(main())
+    loop.drop()
+    logging.getLogger("a.library").error("now it is heard")
+    assert [record.getMessage() for record in caplog.records] == ["now it is heard"]
 
 
 def test_time_is_virtual_p2() -> None:

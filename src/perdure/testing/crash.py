@@ -52,9 +52,12 @@ def run_simulation(
     except ValueError as error:
         echo(str(error))
         return 2
+    if found is not None and (lacking := _lacking(found)):
+        echo(f"scenario {found.name} cannot run: {lacking}")
+        return 2
     with _quiet():
         if kill is None and order_seed is None:
-            return _campaign(list(SCENARIOS.values()) if found is None else [found], runs, seed, echo)
+            return _campaign(_at_hand(echo) if found is None else [found], runs, seed, echo)
         if found is None:
             echo("--kill and --order-seed repeat a run of one scenario: name it with --scenario")
             return 2
@@ -85,6 +88,24 @@ def find(name: str) -> Scenario:
     if not isinstance(value, Scenario):
         raise ValueError(f"{name!r} is a {type(value).__name__}, and no Scenario")
     return replace(value, name=name)
+
+
+def _lacking(scenario: Scenario) -> str:
+    """What is not installed that it needs, and how to get it; empty if nothing is missing."""
+    if scenario.require is not None:
+        try:
+            scenario.require()
+        except ImportError as error:
+            return str(error)
+    return ""
+
+
+def _at_hand(echo: Callable[[str], None]) -> list[Scenario]:
+    """All shipped ones that can run here; of the others it is said why they are left out."""
+    lacking = {scenario.name: _lacking(scenario) for scenario in SCENARIOS.values()}
+    for why in sorted({*lacking.values()} - {""}):
+        echo(f"left out: {', '.join(name for name in lacking if lacking[name] == why)} ({why})")
+    return [scenario for scenario in SCENARIOS.values() if not lacking[scenario.name]]
 
 
 def _replay(scenario: Scenario, plan: Plan, echo: Callable[[str], None]) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import warnings
 import weakref
@@ -201,9 +202,11 @@ class SimulationLoop(asyncio.BaseEventLoop):
         """Let go of everything of a loop that ended or was killed, so that nothing of it runs later.
 
         Clean-up code of abandoned coroutines does run here (Python runs it when a frame goes), but the loop calls
-        nothing back: it gets as far as its next await. What must not survive a kill is cut off before.
+        nothing back: it gets as far as its next await. What must not survive a kill is cut off before. It logs nothing.
         """
         self._dead = True
+        logs_below = logging.root.manager.disable
+        logging.disable()  # libraries tell at length of clean-up that fails in a process that is no more
         asyncio._set_running_loop(self)  # clean-up code may ask for it
         try:
             with warnings.catch_warnings():
@@ -211,6 +214,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
                 self._close_tasks()
         finally:
             asyncio._set_running_loop(None)
+            logging.disable(logs_below)
         self.close()
 
     def _close_tasks(self) -> None:

@@ -147,6 +147,10 @@ class Scenario:
     steady: bool = True
     """Whether its final records are the same whatever the timing. If not, runs are held against the invariants
     alone."""
+    loses_calls: bool = False
+    """The program itself cuts calls off: some are ``interrupted`` though no fault was."""
+    require: Callable[[], None] | None = None
+    """Raises ImportError where something is not installed that the program needs."""
     storage: Callable[[], CrashableStorage] = MemoryStorage
     """Makes the empty store of each run."""
 
@@ -228,7 +232,7 @@ def simulate(scenario: Scenario, plan: Plan | None = None, *, reference: Run | N
         fault = plan.faults[number - 1] if number <= len(plan.faults) else None
         life, store = _live(scenario, result, store, fault, number)
         result.lives.append(life)
-        if life.opened or seen is not None:
+        if life.opened:
             records = run(read_records(store))
             result.problems += _problems_of_store(scenario, records, seen)
             seen = records
@@ -357,7 +361,7 @@ def _problems_at_the_end(scenario: Scenario, result: Run, records: Records) -> I
     for data in interrupted:
         if data.name not in scenario.rules.unsafe:
             yield f"call {data.task} of {data.name} was interrupted, which only an unsafe one may be"
-        if not result.disturbed:
+        if not result.disturbed and not scenario.loses_calls:
             yield f"call {data.task} of {data.name} was interrupted, though nothing interrupted it"
     for what in sorted(world.attempts.keys() - scenario.safe - scenario.unsafe):
         if not scenario.any_effects:

@@ -14,6 +14,7 @@ from perdure.testing.scenarios.forks import FORKS
 from perdure.testing.scenarios.hooks import HOOKS
 from perdure.testing.scenarios.kernel import KERNEL
 from perdure.testing.scenarios.limits import LIMITS
+from perdure.testing.scenarios.mcp import MCP
 from perdure.testing.scenarios.nested import NESTED
 from perdure.testing.scenarios.people import PEOPLE
 from perdure.testing.scenarios.runs import RUNS
@@ -37,6 +38,7 @@ ALL = (
     *PEOPLE,
     *NESTED,
     *SUBAGENTS,
+    *MCP,
     *HOOKS,
     *CHANCE,
 )

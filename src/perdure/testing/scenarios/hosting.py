@@ -68,6 +68,7 @@ async def open_harness(
     approvals: Approvals | None = None,
     window: int = 1_000_000,
     cue: Callable[[ModelRequest], Cue | None] | None = None,
+    extensions: Sequence[Extension] = (),
 ) -> AsyncGenerator[tuple[Harness, Conversation]]:
     """A harness on the host with a scripted model (None: without models), and its root conversation.
 
@@ -83,7 +84,7 @@ async def open_harness(
     async with Harness.open(
         host.storage,
         models=model,
-        extensions=[Extension("scenario", tools=tools, hooks=hooks)],
+        extensions=[Extension("scenario", tools=tools, hooks=hooks), *extensions],
         retry=retry,
         after_failure=after_failure,
         limits=limits,
@@ -178,6 +179,8 @@ def scenario(
     steady: bool = True,
     any_effects: bool = False,
     may_live: frozenset[str] = frozenset(),
+    loses_calls: bool = False,
+    require: Callable[[], None] | None = None,
 ) -> Scenario:
     """A scenario named after its program."""
     return Scenario(
@@ -193,4 +196,6 @@ def scenario(
         steady=steady,
         any_effects=any_effects,
         may_live=may_live,
+        loses_calls=loses_calls,
+        require=require,
     )
