@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure.harness.environment import ExecutionEnvironment
+from perdure.harness.environment import Effects, ExecutionEnvironment
 from perdure.harness.messages import Image, Text
 from perdure.harness.reconcile import Done, Reconciled
 from perdure.harness.tool import (
@@ -28,6 +29,7 @@ from perdure.harness.tool import (
     tool,
 )
 from perdure.kernel.errors import NotJson
+from perdure.kernel.json import JsonValue
 
 
 @tool(replay="safe")
@@ -395,3 +397,20 @@ def test_pydantic_is_not_imported_before_a_tool_is_used() -> None:
 def test_the_type_of_a_tool_is_its_functions() -> None:
     definition: ToolDefinition[[str], str] = shout
     assert isinstance(definition, ToolDefinition)
+
+
+def test_a_tool_may_say_of_each_call_what_it_changes_s159() -> None:
+    """Anything, where its function says nothing that is an effect."""
+
+    def which(arguments: Mapping[str, JsonValue]) -> Effects:
+        said = arguments["where"]
+        assert said == "here" or said == "nowhere"
+        return "space" if said == "here" else "nothing"  # pyright: ignore[reportReturnType]  # what it is about
+
+    @tool(effects=which)
+    async def go(where: str) -> str:
+        return where
+
+    assert [go.effects_of({"where": where}) for where in ("here", "nowhere", "there")] == ["space", "world", "world"]
+    with pytest.raises(ValueError, match=r"effects is one of .* or a plain function"):
+        tool(effects="all")(shout.function)  # pyright: ignore[reportArgumentType]

@@ -83,6 +83,27 @@ async def test_what_may_not_run_again_is_undone_and_interrupted_s159(world: Worl
         await world.check()
 
 
+async def test_a_command_that_acts_outside_is_undone_and_interrupted_s159(world: World) -> None:
+    await begun(world, call("bash", command=WAIT, outside=True), line="one")
+    await world.spaces.delete("one")
+    async with world.open() as harness:
+        assert await go(harness) == "done"
+        assert world.lines() == []
+        assert [code for code, _ in await world.results()] == ["interrupted"]
+        assert await world.recovered() == ["restored", "interrupted"]
+        await world.check()
+
+
+async def test_a_command_that_acts_outside_is_gone_on_with_where_it_can_be_s153(world: World) -> None:
+    await begun(world, call("bash", command=WAIT, outside=True), line="one")
+    world.gate.touch()
+    async with world.open() as harness:
+        assert await go(harness) == "done"
+        assert await world.results() == [(None, "said\n")]
+        assert await world.recovered() in (["adopted"], ["reattached"])
+        await world.check()
+
+
 async def test_a_host_may_want_undone_calls_interrupted_s159(world: World) -> None:
     await begun(world, call("twice"), line="two")
     async with world.open(call("twice"), rerun="interrupt") as harness:

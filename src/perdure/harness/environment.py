@@ -398,7 +398,7 @@ class OpenCall(Protocol):
 
     @property
     def effects(self) -> Effects:
-        """What the tool declares."""
+        """What the tool declares of this call."""
         ...
 
     @property

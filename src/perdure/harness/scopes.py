@@ -77,16 +77,17 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
 
 def view(session: Session, record: TaskRecord, input: ToolInput, intent: CallIntent, tool: AnyTool | None) -> CallView:
     """A call with its intent. ``tool``: as it is now, or None if there is none any more."""
+    arguments = from_raw(intent.arguments)
     return CallView(
         id=record.id,
         conversation_id=record.conversation_id,
         name=input.name,
-        arguments=from_raw(intent.arguments),
+        arguments=arguments,
         idempotency_key=f"{session.info.log_id}-{record.nonce}",
         attempt=intent.attempt,
         scope_data=from_raw(intent.scope_data),
         replay_safe=intent.replay == "safe" and tool is not None and tool.replay == "safe",
-        effects="world" if tool is None else tool.effects,
+        effects="world" if tool is None else tool.effects_of(arguments),
         adoptable=tool is not None and tool.adoptable,
         abort_requested=record.abort_requested,
     )

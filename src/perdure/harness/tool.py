@@ -57,6 +57,9 @@ R_co = TypeVar("R_co", covariant=True)
 ReplayPolicy: TypeAlias = Literal["safe", "unsafe"]
 """Whether a call that was interrupted may simply be run again."""
 
+EffectsOf: TypeAlias = Effects | Callable[[Mapping[str, JsonValue]], Effects]
+"""The same for every call, or a plain function that says it of a call's arguments, those that were given."""
+
 Caller: TypeAlias = Literal["model", "tool"]
 """Who calls a tool: the model, or another tool."""
 
@@ -151,7 +154,7 @@ class ToolDefinition(Generic[P, R_co]):
     sequential: bool = False
     """The calls of a round that has one of these run one after the other."""
     output: OutputLimits = DEFAULT_LIMITS
-    effects: Effects = "world"
+    effects: EffectsOf = "world"
     adoptable: bool = False
     timeout_ms: int | None = None
     requires_approval: RequiresApproval = False
@@ -164,9 +167,13 @@ class ToolDefinition(Generic[P, R_co]):
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise ValueError(f"a tool's name is 1 to 64 letters, digits, '_' and '-', not {self.name!r}")
-        for option, value, choices in (("replay", self.replay, ReplayPolicy), ("effects", self.effects, Effects)):
-            if value not in get_args(choices):
-                raise ValueError(f"tool {self.name!r}: {option} is one of {get_args(choices)}, not {value!r}")
+        if self.replay not in get_args(ReplayPolicy):
+            raise ValueError(f"tool {self.name!r}: replay is one of {get_args(ReplayPolicy)}, not {self.replay!r}")
+        changes = self.effects
+        if changes not in get_args(Effects) and (not callable(changes) or inspect.iscoroutinefunction(changes)):
+            raise ValueError(
+                f"tool {self.name!r}: effects is one of {get_args(Effects)} or a plain function, not {changes!r}"
+            )
         if self.timeout_ms is not None and self.timeout_ms <= 0:
             raise ValueError(f"tool {self.name!r}: timeout_ms must be positive, not {self.timeout_ms}")
         asks = self.requires_approval
@@ -189,6 +196,16 @@ class ToolDefinition(Generic[P, R_co]):
     def spec(self) -> ToolSpec:
         """The tool as it is offered to a model."""
         return ToolSpec(name=self.name, description=self.description, parameters=self.signature.schema)
+
+    def effects_of(self, arguments: JsonValue) -> Effects:
+        """What a call with these arguments changes (rule S159)."""
+        if not callable(self.effects):
+            return self.effects
+        try:
+            said = self.effects(cast("Mapping[str, JsonValue]", arguments))
+        except (Exception, SystemExit):  # the tool's own code
+            return "world"
+        return said if said in get_args(Effects) else "world"
 
     @property
     def uses_environment(self) -> bool:
@@ -344,7 +361,7 @@ def tool(
     sequential: bool = False,
     output: OutputLimits = DEFAULT_LIMITS,
     result: object = None,
-    effects: Effects = "world",
+    effects: EffectsOf = "world",
     adoptable: bool = False,
     timeout_ms: int | None = None,
     requires_approval: RequiresApproval = False,
@@ -361,7 +378,7 @@ def tool(
     sequential: bool = False,
     output: OutputLimits = DEFAULT_LIMITS,
     result: object = None,
-    effects: Effects = "world",
+    effects: EffectsOf = "world",
     adoptable: bool = False,
     timeout_ms: int | None = None,
     requires_approval: RequiresApproval = False,
@@ -382,7 +399,8 @@ def tool(
     - ``sequential``: the calls of a round with this tool run one after the other.
     - ``output``: how much of a result is kept, in whole lines, and which end of it.
     - ``result``: a type that the result's JSON must fit.
-    - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything.
+    - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything ("world"); or a
+      plain function that says so of a call's arguments. One that raises means "world".
     - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
     - ``callers``: who may call it: "model", "tool" (another tool, by ``call.call``) or both; a tool that is not for the
       model is never offered to it.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Final, Literal
 
 import msgspec
 
-from perdure.harness.environment import CommandNotStarted, ExecutionEnvironment, FileError, NoSuchCommand
+from perdure.harness.environment import CommandNotStarted, Effects, ExecutionEnvironment, FileError, NoSuchCommand
 from perdure.harness.output import OutputLimits
 from perdure.harness.registry import Extension
 from perdure.harness.tool import AnyTool, ToolCall, ToolError, ToolResult, tool
@@ -150,13 +150,18 @@ async def grep(
         )  # fmt: skip
 
 
-@tool(replay="unsafe", effects="space", adoptable=True, sequential=True)
+def _of_command(arguments: Mapping[str, JsonValue]) -> Effects:
+    return "world" if arguments.get("outside", False) else "space"
+
+
+@tool(replay="unsafe", effects=_of_command, adoptable=True, sequential=True)
 async def bash(
     command: str,
     call: ToolCall,
     environment: ExecutionEnvironment,
     timeout: float | None = None,
     background: bool = False,
+    outside: bool = False,
 ) -> ToolResult:
     """Run a bash command in the working directory and show its output (stdout and stderr together).
 
@@ -169,6 +174,8 @@ async def bash(
         timeout: Seconds after which the command is stopped. 600 if not given.
         background: Return at once, with an id for bash_output and bash_stop. At most 8 run at once. One that writes
             more than 64 MiB is stopped. It may be gone after an interruption; bash_output tells.
+        outside: Say true if it changes anything elsewhere, like a push, an upload or a deployment: then it is not run
+            again by itself after an interruption.
     """
     with _for_the_model():
         if background:

@@ -81,7 +81,7 @@ def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -
         return running_lines(tool)
     lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"], by="tool" if "caller" in tool else "model")
-    if in_space and known is not None and known.effects == "space":
+    if in_space and known is not None and (known.adoptable or known.effects == "space"):
         what = "its command goes on there, or is undone" if known.adoptable else "it is undone and runs again"
         return [*lines, line(f"  was running in its Space: {what}", "warning")]
     if known is not None and known.reconciles:
