@@ -228,10 +228,10 @@ def test_reading_on_shows_every_byte_once_in_whole_lines_h366(
 
 
 async def test_what_the_tools_say_h366(env: LocalEnvironment) -> None:
+    os.mkfifo(Path(env.cwd) / "gate")
     started = await in_background.start(env, "seq 1 5000; read -r < gate; exit 3")
     id = started.details["id"]
     assert isinstance(id, str)
-    os.mkfifo(Path(env.cwd) / "gate")
     assert started.text.startswith(f"Started in the background with the id {id}.")
     seen = await in_background.output(env, id, offset=0)
     while seen.details["output_bytes"] != 23_893:
