@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from chat_paper import Paper
 from chat_terminal import Terminal, gates, short_folder
 from test_cli_chat import IDLE, Desk
+from typing_extensions import override
 
+from perdure.cli.chat.models import Catalogue
 from perdure.cli.chat.questions import ANSWER, CHOOSE, Asking, Questions, chosen
 from perdure.cli.chat.screen import PlainScreen
+from perdure.cli.chat.session import Chat
+from perdure.cli.chat.story import Story
 from perdure.cli.chat.terminal import LineReader, bytes_waiting
 from perdure.cli.errors import CommandError
 from perdure.cli.secrets import Secrets
 from perdure.cli.style import line
+from perdure.events import Events
+from perdure.harness.conversation import Conversation
+from perdure.harness.harness import Harness
 from perdure.kernel.json import JsonValue
 
 ASKS = "? ask_user  asks you, question "
@@ -304,6 +314,20 @@ def test_lines_that_were_written_before_answer_only_if_they_say_so_h334(desk: De
     assert "You said: and so on" in told.stdout
 
 
+def test_a_pipe_leaves_where_the_question_is_for_later_h334(desk: Desk) -> None:
+    with pipe(desk) as process:
+        say(process, "ask Which colour?\n")
+        hear(process, ANSWER)
+        say(process, "/later\nand so on\n")
+        said = hear(process, "Left while question ")
+        assert said.endswith("waits for an answer; it still does.\n")
+        assert process.wait(60) == 1
+    told = desk.piped("chat", "--db", str(desk.store), "--model", "fake:one", lines="/answer blue\n")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "You answered: blue." in told.stdout
+    assert "and so on" not in told.stdout
+
+
 def test_a_closed_standard_input_is_the_end_of_it_and_no_file_h334(desk: Desk) -> None:
     program = Path(sys.executable).parent / "perdure"
     words = [program, "chat", "--db", desk.store, "--model", "fake:one", "ask Which colour?"]
@@ -382,8 +406,10 @@ async def test_half_a_line_of_a_terminal_counts_as_typed() -> None:
     master, slave = os.openpty()
     try:
         os.write(master, b"half")
-        while bytes_waiting(slave) < 4:  # it is on its way through the kernel
-            continue
+        for _ in range(10_000):  # it is on its way through the kernel
+            if bytes_waiting(slave) == 4:
+                break
+            await asyncio.sleep(0.001)
         reader = LineReader(slave)
         assert await reader.typed() == 4
         os.write(master, b" a line\n")
@@ -418,3 +444,35 @@ async def test_a_line_is_about_what_was_asked_when_it_was_begun_h334() -> None:
     assert last.about is None
     assert await screen.next_input() is None
     os.close(reading)
+
+
+class Unread(Paper):
+    """Nobody reads what is written, until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = asyncio.Event()
+
+    @override
+    async def written(self) -> None:
+        await self.read.wait()
+
+
+async def nothing_happens() -> AsyncIterator[object]:
+    await asyncio.Event().wait()
+    yield None
+
+
+async def test_who_has_left_is_not_asked_any_more() -> None:
+    paper = Unread()
+    screen = PlainScreen(paper, "none", Secrets({}), asks=False)
+    story = Story(screen, now=lambda: 0, echoed=False)
+    conversation = cast("Conversation", SimpleNamespace(busy=None))
+    chat = Chat(cast("Harness", None), conversation, screen, story, Catalogue(None))
+    story.busy = True
+    screen.invite("one", line("how"))
+    chat.leave()
+    await chat.answer_lines(cast("Events", nothing_happens()), None)
+    paper.read.set()
+    await screen.invitation()
+    assert (screen.invited, paper.text) == (None, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,7 +20,7 @@ from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
 from perdure.tasks.values import stored_value
 
-WIDEST = 200
+WIDEST: Final = 200
 """Characters of a reason or a name in these sentences."""
 
 

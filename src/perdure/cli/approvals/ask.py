@@ -68,3 +68,4 @@ async def _taken(path: Path, mail: int, *, itself: bool) -> MailReply | None:
         with contextlib.suppress(StorageBusy):
             async with Harness.open(SqliteStorage(path)):  # what opens a store takes up its mail
                 return await mailbox.reply(path, mail, until, wait=True)
+        await asyncio.sleep(mailbox.POLL_S)

@@ -269,7 +269,6 @@ class PromptScreen(Screen):
             hands.leave()
         finally:
             self._hands = None
-            self._end_invitation()
             if not running.done():
                 self._app.exit()
                 await asyncio.wait([running])

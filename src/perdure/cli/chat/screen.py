@@ -73,7 +73,7 @@ class Screen(ABC):
         What is typed is about it only if it was begun when all that was put so far had been seen: when it had been
         written, and what was typed before had been read. Then ``how`` is put.
         """
-        self._end_invitation()
+        self.end_invitation()
         if asked is not None or self.invited is not None:
             self.invited = None
             self._inviting = asyncio.get_running_loop().create_task(self._invite(asked, how))
@@ -83,7 +83,8 @@ class Screen(ABC):
         if self._inviting is not None:
             await asyncio.wait([self._inviting])
 
-    def _end_invitation(self) -> None:
+    def end_invitation(self) -> None:
+        """What is not asked yet is not asked any more: nothing more is put of it."""
         if self._inviting is not None:
             self._inviting.cancel()
             self._inviting = None
@@ -290,15 +291,12 @@ class PlainScreen(Screen):
 
     @override
     async def read(self, hands: Hands) -> None:
-        try:
-            while (found := await self.next_input()) is not None:
-                # The terminal has shown it, with the end of the line.
-                self._open = "no"
-                hands.typed(found.text, steer=False, about=found.about)
-                await asyncio.sleep(0)
-            hands.leave()
-        finally:
-            self._end_invitation()
+        while (found := await self.next_input()) is not None:
+            # The terminal has shown it, with the end of the line.
+            self._open = "no"
+            hands.typed(found.text, steer=False, about=found.about)
+            await asyncio.sleep(0)
+        hands.leave()
 
 
 class Input(NamedTuple):

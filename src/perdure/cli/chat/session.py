@@ -65,6 +65,7 @@ class Chat:
         try:
             await self._until_left(tasks)
         finally:
+            self._screen.end_invitation()
             await _end([*tasks, *self._interrupts])
         for task in tasks:
             if not task.cancelled():
@@ -131,6 +132,7 @@ class Chat:
             await asyncio.wait([work, left], return_when=asyncio.FIRST_COMPLETED)
         finally:
             reading = [] if self._reading is None else [self._reading]
+            self._screen.end_invitation()
             await _end([work, left, follow, *reading, *self._interrupts])
         for task in (work, follow):
             if not task.cancelled():
@@ -188,7 +190,7 @@ class Chat:
             return True
         typed = await self._next_input()
         if typed is None:
-            self._screen.put(line(f"{_left(first)}; it still does.", "warning"))
+            self._screen.put(line(_still(first), "warning"))
             return False
         about, command = typed.about, typed.text.startswith("/")
         if isinstance(first, Question):
@@ -353,6 +355,11 @@ class Chat:
         if asked is None:
             self._screen.put(line("Nothing is asked.", "dim"))
             return
+        if self._piped:  # the next line is for after the run, which waits for the answer
+            self._screen.put(line(_still(asked), "warning"))
+            self.code = self.code or 1
+            self.leave()
+            return
         if isinstance(asked, Asking):
             how = f"perdure questions answer STORE {asked.task} ANSWER does from another terminal"
         else:
@@ -437,6 +444,10 @@ def _left(asked: Question | Asking) -> str:
     if isinstance(asked, Question):
         return "Left while a call waits for your word"
     return f"Left while question {asked.task} waits for an answer"
+
+
+def _still(asked: Question | Asking) -> str:
+    return f"{_left(asked)}; it still does."
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -167,7 +167,8 @@ class LineReader:
         """How many bytes have been typed or written by now, read or not."""
         for _ in range(COUNTS):
             read, waiting = self._read, bytes_waiting(self._descriptor)
-            if read == self._read and not self._reading:
+            # In this order: the thread counts what it has taken before it says that it reads no more.
+            if not self._reading and read == self._read:
                 return read + waiting
             await asyncio.sleep(0.001)
         return self._read + bytes_waiting(self._descriptor)  # whatever holds up the thread, it is no data
