@@ -22,18 +22,19 @@ class Unanswered:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._known: dict[int, list[SubmissionRecord]] = {}
+        self._known: dict[int, dict[int | None, list[SubmissionRecord]]] = {}
+        """By conversation and by the entry that each became, if any."""
 
     async def lines(self, entry: EntryRecord) -> list[Line]:
         """What is to be said below an entry: nothing, but of an input that has no answer and gets none."""
         if entry.kind != USER:
             return []
         of = await self._of(entry.conversation_id)  # a fork shows entries of others
-        return [line(f"  ✗ no answer: {why(record)}", "warning") for record in of if record.entry == entry.id]
+        return [line(f"  ✗ no answer: {why(record)}", "warning") for record in of.get(entry.id, ())]
 
     async def never_placed(self, conversation: int, since: int) -> list[Line]:
         """Those that became no entry, of which nothing but this is kept, from the id ``since`` on."""
-        gone = [each for each in await self._of(conversation) if each.entry is None and each.id >= since]
+        gone = [each for each in (await self._of(conversation)).get(None, ()) if each.id >= since]
         shown = [
             line(f"— input {each.id} of {when(each.created_at)} was never placed: {why(each)}", "warning")
             for each in gone[-MOST_NAMED:]
@@ -41,15 +42,17 @@ class Unanswered:
         more = len(gone) - len(shown)
         return [line(f"  ┆ {counted(more, 'earlier input')} never placed", "dim"), *shown] if more else shown
 
-    async def _of(self, conversation: int) -> list[SubmissionRecord]:
+    async def _of(self, conversation: int) -> dict[int | None, list[SubmissionRecord]]:
         if conversation not in self._known:
-            found: list[SubmissionRecord] = []
+            found: dict[int | None, list[SubmissionRecord]] = {}
             after = 0
             while True:
                 page = await self._session.submissions(
                     conversation_id=conversation, status="unanswered", after=after, limit=MAX_SCAN
                 )
-                found += (record for record in page if record.type == "input")
+                for record in page:
+                    if record.type == "input":
+                        found.setdefault(record.entry, []).append(record)
                 if len(page) < MAX_SCAN:
                     break
                 after = page[-1].id
