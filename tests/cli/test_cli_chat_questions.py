@@ -19,14 +19,14 @@ from test_cli_chat import IDLE, Desk
 from typing_extensions import override
 
 from perdure.cli.chat.models import Catalogue
-from perdure.cli.chat.questions import ANSWER, CHOOSE, Asking, Questions, chosen
+from perdure.cli.chat.questions import ANSWER, CHOOSE, Asking, Questions, answer_line, chosen
 from perdure.cli.chat.screen import PlainScreen
 from perdure.cli.chat.session import Chat
 from perdure.cli.chat.story import Story
 from perdure.cli.chat.terminal import LineReader, bytes_waiting
 from perdure.cli.errors import CommandError
 from perdure.cli.secrets import Secrets
-from perdure.cli.style import line
+from perdure.cli.style import line, rendered
 from perdure.events import Events
 from perdure.harness.conversation import Conversation
 from perdure.harness.harness import Harness
@@ -387,6 +387,15 @@ def test_what_is_chosen_h334(schema: dict[str, JsonValue], typed: str, answer: J
             chosen(schema, typed)
     else:
         assert chosen(schema, typed) == answer
+
+
+def test_all_of_a_choice_is_shown_h334() -> None:
+    questions = Questions()
+    schema: dict[str, JsonValue] = {"enum": ["no", "delete all\ryes", "\x1b[8mhidden\x1b[0m\nand more"]}
+    questions._open[4] = Asking(4, "t", "Really?", schema)
+    shown = [rendered(each, "none") for each in questions.present() or ()]
+    assert shown[2:] == ["  1  no", "  2  delete all\\ryes", "  3  \\x1b[8mhidden\\x1b[0m ⏎ and more"]
+    assert rendered(answer_line(chosen(schema, "2")), "none") == "  answered: delete all\\ryes"
 
 
 def test_those_for_later_are_asked_again_before_all_others_h334() -> None:

@@ -7,19 +7,23 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from perdure import Extension, Harness, SqliteStorage, Submission, ToolCall, tool
 from perdure.cli.app import app
 from perdure.harness.person import QUESTION
+from perdure.kernel.records import TaskRecord
 from perdure.testing.model import ScriptedModel, call, say
 from perdure.tools.people import ask_user
 
@@ -193,6 +197,23 @@ async def test_inspect_tells_what_is_asked_with_its_choices_and_since_when_h330(
     assert (report["wants"], report["until"] - report["since"]) == ("answer", 86_400_000)
     listed = (await perdure("questions", "ls", store)).output
     assert '    Which\n    day?\n    answer: one of "Monday", "\\u001b[31m"\n' in listed
+
+
+async def test_a_question_of_a_newer_release_does_not_hide_the_rest(tmp_path: Path) -> None:
+    store = tmp_path / "table.db"
+    async with host(store) as (harness, _):
+        await asked(harness)
+    with closing(sqlite3.connect(store)) as opened:
+        ((id, body),) = opened.execute("SELECT id, body FROM tasks WHERE kind = 'pi.question'")
+        record = msgspec.json.decode(body, type=TaskRecord)
+        newer = structs.replace(record, raw_input=msgspec.Raw(b'{"shape":"another"}'))
+        opened.execute("UPDATE tasks SET body = ? WHERE id = ?", (msgspec.json.encode(newer), id))
+        opened.commit()
+    done = await perdure("inspect", store, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["persons"] == []
+    whys = {task["kind"]: task["why"] for task in json.loads(done.output)["tasks"]}
+    assert whys["pi.question"].startswith("waits to be answered")
 
 
 async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:

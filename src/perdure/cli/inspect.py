@@ -235,7 +235,10 @@ async def _conversation(session: Session, record: ConversationRecord) -> Convers
 
 def _person(record: TaskRecord, now: int) -> PersonLine | None:
     """What a task wants of a person, if it can be given at that time (ms UTC)."""
-    question, call = open_question(record, now), question_of(record, now)
+    try:
+        question, call = open_question(record, now), question_of(record, now)
+    except msgspec.MsgspecError:  # written by a newer release
+        return None
     if question is not None:
         answer = "" if question.schema == {"type": "string"} else f" (answer: {answer_words(question.schema)})"
         tool, wants, what = question.tool, "answer", f"{' '.join(lines_of(question.text))}{answer}"
@@ -314,13 +317,15 @@ def _signal(record: TaskRecord, state: Waiting, now: int) -> list[str]:
 
 def _over(record: TaskRecord, now: int) -> list[str]:
     """What a person has said, or that the time for it is over, while the task has not taken that up."""
-    if record.kind == QUESTION:
-        words = question_words(record, now)
-        return [] if words is None else [words.partition(";")[0]]
-    decision, asked = decision_of(record), asked_of(record)
-    if decision is not None:
-        return [decision_words(decision)]
-    return ["nobody decided in time"] if asked is not None and now >= asked.expires_at else []
+    with suppress(msgspec.MsgspecError):  # written by a newer release
+        if record.kind == QUESTION:
+            words = question_words(record, now)
+            return [] if words is None else [words.partition(";")[0]]
+        decision, asked = decision_of(record), asked_of(record)
+        if decision is not None:
+            return [decision_words(decision)]
+        return ["nobody decided in time"] if asked is not None and now >= asked.expires_at else []
+    return []
 
 
 _RUNNING: dict[HolderState, str] = {

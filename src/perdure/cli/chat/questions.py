@@ -15,7 +15,7 @@ from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.asked import answer_words, choice_text, choices_of, question_lines
 from perdure.cli.errors import CommandError
 from perdure.cli.style import Line, line
-from perdure.cli.text import counted, one_line, shortened
+from perdure.cli.text import counted, one_line, printable, shortened
 from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked, QuestionOver
 from perdure.harness.approval_rules import ApprovalRule, ArgumentIs, add_rule
 from perdure.harness.approvals import Wanted, decide
@@ -273,16 +273,19 @@ def _choice_lines(schema: Schema) -> list[Line]:
     mark = _mark(texts)
     lines: list[Line] = []
     for number, text in enumerate(texts[:MOST_CHOICES], 1):
-        words = shortened(one_line(text.replace("\n", " ⏎ ")), WIDEST)
-        lines.append((("bold", f"  {mark}{number}"), ("plain", f"  {words}")))
+        lines.append((("bold", f"  {mark}{number}"), ("plain", f"  {_whole(text)}")))
     more = len(texts) - MOST_CHOICES
     return [*lines, line(f"  ┆ {counted(more, 'more choice')}", "dim")] if more > 0 else lines
 
 
 def answer_line(value: JsonValue) -> Line:
     """What was answered here."""
-    words = shortened(one_line(choice_text(value).replace("\n", " ⏎ ")), WIDEST)
-    return (("dim", "  answered: "), ("user", words))
+    return (("dim", "  answered: "), ("user", _whole(choice_text(value))))
+
+
+def _whole(answer: str) -> str:
+    """On one line. Not as a terminal would show it at the end: what is overwritten there is answered all the same."""
+    return shortened(printable(answer.replace("\n", " ⏎ ")), WIDEST)
 
 
 async def decide_here(harness: Harness, question: Question, reply: Reply) -> list[Line]:
