@@ -31,6 +31,16 @@ def branching() -> dict[str, Any]:
     return {"type": "object", "anyOf": [*below, {"maxProperties": 0}]}
 
 
+def branching_at(reference: str) -> dict[str, Any]:
+    """The same, with an anchor, where the reference leads."""
+    below = [{"properties": {"x": {"$ref": reference}}, "required": [name]} for name in ("y", "z")]
+    return {"anyOf": [*below, {"maxProperties": 0}], "$anchor": "a"}
+
+
+def a_thousand_times(part: dict[str, Any]) -> dict[str, Any]:
+    return {"allOf": [{"$ref": "#/$defs/part"}] * 1000, "$defs": {"part": part}}
+
+
 def deep(levels: int) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for _ in range(levels):
@@ -45,9 +55,23 @@ def deep(levels: int) -> dict[str, Any]:
         (branching(), deep(80)),
         ({"type": "object", "allOf": [{"$ref": "#"}]}, {}),
         ({"type": "object", "items": True, "properties": {"a": {"items": {}}}}, {"a": [0] * 200_000}),
+        # A reference that leads to what stands for a value, and from there to an anchor.
+        ({"$ref": "#/$defs/b", "$defs": {"b": branching_at("#/default")}, "default": {"$ref": "#a"}}, deep(80)),
+        # One look is much work where a schema or a value is long.
+        (a_thousand_times({"uniqueItems": True}), list(range(10_000))),
+        (a_thousand_times({"required": [str(name) for name in range(10_000)]}), {}),
+        (a_thousand_times({"enum": list(range(10_000))}), 1),
+        (a_thousand_times({"minLength": 1}), "s" * 1_000_000),
+        (a_thousand_times({"pattern": "s"}), "s" * 10_000),
+        (a_thousand_times({"patternProperties": {"s": True}}), {"s" * 10_000: 1}),
+        ({"items": {"patternProperties": {f"^{name}": True for name in range(5000)}}}, [{}] * 1000),
+        (
+            a_thousand_times({"properties": {str(name): True for name in range(10_000)}}),
+            dict.fromkeys(map(str, range(10_000, 20_000))),
+        ),
     ],
 )
-def test_a_check_that_would_take_years_is_not_begun_h396(schema: dict[str, Any], value: dict[str, Any]) -> None:
+def test_a_check_that_would_take_years_is_not_begun_h396(schema: dict[str, Any], value: Any) -> None:
     assert Checker(schema).problems(value) == [
         "it takes more than 100000 steps to check by the schema, which is too much"
     ]
@@ -67,6 +91,9 @@ def test_problems_that_take_long_to_tell_are_not_told_one_by_one_h396() -> None:
         {"$ref": "#/$defs/none"},
         {"$dynamicRef": "#a"},
         {"$id": "http://127.0.0.1:9/b", "type": "object"},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://127.0.0.1:9/b"},
+        {"properties": {"default": {"$ref": "#a"}}},
+        {"$defs": {"const": {"$ref": "other.json"}}},
     ],
 )
 def test_a_schema_whose_references_are_not_followed_is_not_valid_h396(part: dict[str, Any]) -> None:
@@ -74,6 +101,13 @@ def test_a_schema_whose_references_are_not_followed_is_not_valid_h396(part: dict
     schema: dict[str, Any] = {"type": "object", "properties": {"p": part}, "$defs": {"a": anchored}}
     with pytest.raises(BadSchema):
         Checker(schema)
+
+
+def test_many_values_by_a_long_reference_are_checked_h396() -> None:
+    name = "n" * 100_000
+    many: list[Any] = [{}] * 30_000
+    schema: dict[str, Any] = {"items": {"$ref": f"#/$defs/{name}"}, "$defs": {name: {"type": "object"}}}
+    assert Checker(schema).problems(many) == []
 
 
 def test_references_to_places_in_a_schema_are_followed_h396() -> None:
@@ -86,6 +120,7 @@ def test_references_to_places_in_a_schema_are_followed_h396() -> None:
         },
         "$defs": {"a/b%": {"type": "object", "properties": {"below": {"items": {"$ref": "#/$defs/a~1b%25"}}}}},
         "examples": [{"$ref": "other.json"}],
+        "default": {"properties": {"p": {"$ref": "#a"}}},
     }
     checker = Checker(schema)
     assert checker.problems({"tree": {"below": [{"below": []}]}, "$ref": 1}) == []
