@@ -49,6 +49,14 @@ async def test_an_answer_that_cannot_be_read_is_no_refusal_and_not_waited_for_h3
     assert "Whether it took effect is not known." in unread.text
 
 
+async def test_an_answer_whose_id_is_none_of_a_request_is_skipped_h392() -> None:
+    odd_id = {"jsonrpc": "2.0", "id": True, "answer": 1}
+    text = asking(f"send({odd_id!r}); send({{'id': id, 'result': {{'content': []}}}})")
+    async with mcp_extension("odd", odd(text)) as server:
+        assert (await result_of(server.extension, "odd_ask")).code is None
+        assert server.connected
+
+
 async def test_a_server_whose_tools_have_always_just_changed_is_asked_a_few_times_h387(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     text = f"""

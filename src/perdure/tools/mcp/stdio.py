@@ -117,7 +117,7 @@ def _message(line: bytes) -> JSONRPCMessage | None:
     except (ValueError, RecursionError):
         return None
     match read:
-        case {"jsonrpc": "2.0", "id": int() as id, **rest} if "method" not in rest:
+        case {"jsonrpc": "2.0", "id": int() as id, **rest} if type(id) is int and "method" not in rest:
             return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=PARSE_ERROR, message=UNREAD))
         case _:
             return None
