@@ -101,6 +101,22 @@ async def test_a_flood_of_output_is_stopped_and_told_h371(
     assert not (await bash(env, "yes | head -c 1000000")).failed, "so much may it write"
 
 
+async def test_too_much_output_is_told_where_the_command_ended_before_it_was_read_h371(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = command._Command._readable
+
+    async def late(self: command._Command) -> None:
+        await self._exited
+        await readable(self)
+
+    monkeypatch.setattr(command._Command, "_readable", late)
+    monkeypatch.setattr("perdure.tools.local.MOST_OUTPUT", 1000)
+    answer = await bash(env, "head -c 1001 /dev/zero")
+    assert answer.failed
+    assert answer.details["output_limit"]
+
+
 async def test_old_outputs_are_reclaimed(
     env: LocalEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

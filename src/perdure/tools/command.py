@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from perdure.harness.environment import CommandNotStarted, ExecResult, ProcessesRemain
 from perdure.tools import processes
@@ -192,7 +191,7 @@ class _Command:
             if self._spec.on_start is not None:
                 self._spec.on_start()
             pump = asyncio.create_task(self._pump())
-            cause = await self._first_event(pump, began)
+            timed_out = await self._first_event(pump, began)
             duration = self._loop.time() - began
             await end(self._members, self._spec.grace_ms, self._threads, leader=process.pid)
             await self._exited
@@ -217,8 +216,8 @@ class _Command:
         return ExecResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
-            timed_out=cause == "timeout",
-            output_limit=cause == "output_limit",
+            timed_out=timed_out,
+            output_limit=self._flooded,  # also where it had ended before that was seen: some of it is gone
             duration_ms=round(duration * 1000),
             output=bytes(output.recent if output.size <= INLINE_OUTPUT else output.recent[-INLINE_OUTPUT:]),
             output_bytes=output.size,
@@ -226,8 +225,9 @@ class _Command:
             output_kept=output.spill.kept if output.spill else 0,
         )
 
-    async def _first_event(self, pump: asyncio.Task[None], began: float) -> Literal["timeout", "output_limit"] | None:
-        """Wait for the exit, the time-out, a stop, too much output, or output that cannot be handed on."""
+    async def _first_event(self, pump: asyncio.Task[None], began: float) -> bool:
+        """Wait for the exit, the time-out, a stop, too much output, or output that cannot be handed on. True: the
+        time-out."""
         timeout_ms = self._spec.timeout_ms
         waits: set[asyncio.Future[None]] = {self._exited, self._stopped, pump}
         while True:
@@ -236,15 +236,13 @@ class _Command:
                 done, _ = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:  # The loop itself is ending: as if stopped.
                 self.stop()
-                return None
+                return False
             if self._exited in done or self._stopped in done:
-                return None
+                return False
             if pump not in done:
-                return "timeout"
-            if pump.cancelled() or pump.exception() is not None:
-                return None
-            if self._flooded:
-                return "output_limit"
+                return True
+            if self._flooded or pump.cancelled() or pump.exception() is not None:
+                return False
             waits.discard(pump)  # The command closed its output and goes on.
 
     # --- the process
