@@ -191,6 +191,15 @@ def test_control_c_withdraws_the_question_and_control_d_leaves_it_h334(desk: Des
     assert "answered: blue" not in again.text()
 
 
+def test_what_ends_with_the_one_that_is_asked_is_not_asked_h334(desk: Desk) -> None:
+    chat = desk.chat()
+    chat.see(IDLE)
+    chat.enter("twice")
+    chat.see("  │ The first?", "and 1 more")
+    chat.control("c")
+    assert "  │ The second?" not in chat.see("— aborted", IDLE)
+
+
 def test_an_answer_from_elsewhere_is_told_and_the_line_under_way_is_not_sent_h334(desk: Desk) -> None:
     chat = asked(desk)
     task = number(chat.text())

@@ -18,6 +18,7 @@ from perdure.cli.style import Line, line
 from perdure.cli.text import counted, one_line, printable, shortened
 from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked, QuestionOver
 from perdure.harness.approval_rules import ApprovalRule, ArgumentIs, add_rule
+from perdure.harness.approvals import Question as WaitingCall
 from perdure.harness.approvals import Wanted, decide
 from perdure.harness.documents import LiveTool
 from perdure.harness.harness import Harness
@@ -79,8 +80,8 @@ class Asking:
 
 
 Asked: TypeAlias = Question | Asking
-Find: TypeAlias = Callable[[int], PersonQuestion | None]
-"""A question that is open, by its task."""
+Find: TypeAlias = Callable[[int], PersonQuestion | WaitingCall | None]
+"""What can be answered or decided now, by its task."""
 Word: TypeAlias = Literal["yes", "no", "always"]
 
 
@@ -145,8 +146,9 @@ class Questions:
 
     @property
     def first(self) -> Asked | None:
-        """The one that is asked now."""
-        return next(iter(self._open.values()), None)
+        """The one that is asked now. None while it is over and not told to be: what ends with it is not asked."""
+        asked = next(iter(self._open.values()), None)
+        return None if asked is None or (self._find is not None and self._find(asked.task) is None) else asked
 
     @property
     def behind(self) -> int:
@@ -180,7 +182,7 @@ class Questions:
         if self._find is None:
             return Asking(task, name, text, {"type": "string"})
         found = self._find(task)
-        return None if found is None else Asking(task, found.tool, found.text, found.schema)
+        return Asking(task, found.tool, found.text, found.schema) if isinstance(found, PersonQuestion) else None
 
     def take_over(self, tools: Mapping[str, LiveTool]) -> list[Line]:
         """Those of a snapshot; what is to be said of those that are gone."""

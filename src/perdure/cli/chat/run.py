@@ -32,6 +32,8 @@ from perdure.cli.style import Line, Style, colours_of, line
 from perdure.cli.text import counted, printable
 from perdure.events import Snapshot
 from perdure.harness.approval import Approvals
+from perdure.harness.approvals import Question as WaitingCall
+from perdure.harness.approvals import question_of
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import Agent, Inbox, Live
 from perdure.harness.harness import Harness
@@ -235,9 +237,9 @@ async def _sit(
     screen = terminal.screen
     clock = harness.session.clock
 
-    def find(task: int) -> PersonQuestion | None:
-        record = harness.session.live.settled.get(task)
-        return None if record is None else open_question(record, clock.wall(), harness)
+    def find(task: int) -> PersonQuestion | WaitingCall | None:
+        record, now = harness.session.live.settled.get(task), clock.wall()
+        return None if record is None else open_question(record, now, harness) or question_of(record, now)
 
     story = Story(screen, now=clock.wall, echoed=terminal.echoes, find=find)
     screen.show(story)
