@@ -1658,7 +1658,7 @@ def name_matcher(pattern: str | None) -> Callable[[bytes], bool]:
     return fits
 
 
-_EITHER = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def glob(pattern: str) -> re.Pattern[str]:
@@ -1666,7 +1666,7 @@ def glob(pattern: str) -> re.Pattern[str]:
     todo, plain = [pattern], list[str]()
     while todo:
         one = todo.pop()
-        either = _EITHER.search(one)  # the innermost first
+        either = next((found for found in _BRACES.finditer(one) if "," in found[1]), None)  # the innermost first
         if either is None:
             plain.append(glob_pattern(one).pattern)
         else:
