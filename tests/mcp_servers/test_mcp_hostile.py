@@ -248,12 +248,12 @@ def read():
 serve([])
 """
     async with (
-        mcp_extension("odd", odd(text), connect_timeout_ms=2_000) as server,
+        mcp_extension("odd", odd(text), connect_timeout_ms=5_000) as server,
         harness_with(server.extension, call("odd_read_resource", uri="a://b"), say("Done.")) as harness,
     ):
         submission = await (await harness.root()).submit("Go.")
         await until(lambda: log(tmp_path) == ["asked"])
-        await asyncio.sleep(2.5)  # longer than connecting may take: that it ends too early is the fault
+        await asyncio.sleep(5.5)  # longer than connecting may take: that it ends too early is the fault
         (tmp_path / "go").touch()
         await submission.answer()
         (result,) = await results(harness)

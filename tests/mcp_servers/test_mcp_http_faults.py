@@ -190,7 +190,7 @@ async def test_a_server_that_hangs_in_everything_holds_up_neither_the_opening_no
         try:
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(McpError, match="it did not answer in time"):
-                    async with mcp_extension("w", HttpServer(url), connect_timeout_ms=1_000):
+                    async with mcp_extension("w", HttpServer(url), connect_timeout_ms=3_000):
                         pass
         finally:
             over.set()
@@ -210,9 +210,9 @@ async def test_a_stream_that_is_ended_as_soon_as_it_is_there_is_not_opened_again
             return Reply(body=b"id: 1\nretry: 0\ndata:\n\n", headers={"Content-Type": "text/event-stream"})
         return in_session(asked)
 
+    began = asyncio.get_running_loop().time()
     with served(answer) as url:
         async with mcp_extension("w", HttpServer(url), timeout_ms=6_000) as server:
-            began = asyncio.get_running_loop().time()
             call = asyncio.create_task(result_of(server.extension, "w_ask"))
             await until(lambda: opened >= 6)
             assert asyncio.get_running_loop().time() - began >= 2.0

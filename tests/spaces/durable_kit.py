@@ -42,6 +42,14 @@ async def outside(environment: ExecutionEnvironment) -> str:
     return "out"
 
 
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 class World:
     """What outlives a process: the log, the Spaces, and the gate that commands wait for."""
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from durable_kit import World, go
+from durable_kit import World, alive, go
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.tool import tool
@@ -19,14 +19,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World(tmp_path)
     yield world
     await world.spaces.delete("one")
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 async def test_calls_that_only_read_overlap_and_one_that_writes_waits_for_them_s146(world: World) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from durable_kit import Nasty
+from durable_kit import Nasty, alive
 
 from perdure.harness.environment import ExecutionEnvironment
 from perdure.harness.harness import Harness
@@ -25,14 +25,6 @@ async def world(tmp_path: Path) -> AsyncIterator[Nasty]:
     world = Nasty(tmp_path)
     yield world
     await world.spaces.delete("one")
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def noted(world: Nasty, name: str) -> int:

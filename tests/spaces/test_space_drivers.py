@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_kit import World, go
+from durable_kit import World, alive, go
 
 from perdure.kernel.errors import SessionFailed, StaleEpochError
 from perdure.kernel.records import NULL
@@ -28,14 +28,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World(tmp_path)
     yield world
     await world.spaces.delete("one")
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 async def test_a_driver_that_was_superseded_takes_no_new_space_s147(world: World, tmp_path: Path) -> None:
