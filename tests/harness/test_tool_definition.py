@@ -403,7 +403,8 @@ def test_a_tool_may_say_of_each_call_what_it_changes_s159() -> None:
     """Anything, where its function says nothing that is an effect."""
 
     def which(arguments: Mapping[str, JsonValue]) -> Effects:
-        said = arguments["where"]
+        assert isinstance(arguments, dict)
+        said = arguments.pop("where")
         assert said == "here" or said == "nowhere"
         return "space" if said == "here" else "nothing"  # pyright: ignore[reportReturnType]  # what it is about
 
@@ -411,6 +412,8 @@ def test_a_tool_may_say_of_each_call_what_it_changes_s159() -> None:
     async def go(where: str) -> str:
         return where
 
-    assert [go.effects_of({"where": where}) for where in ("here", "nowhere", "there")] == ["space", "world", "world"]
+    given: list[JsonValue] = [{"where": where} for where in ("here", "nowhere", "there")]
+    assert [go.effects_of(arguments) for arguments in given] == ["space", "world", "world"]
+    assert given == [{"where": where} for where in ("here", "nowhere", "there")]
     with pytest.raises(ValueError, match=r"effects is one of .* or a plain function"):
         tool(effects="all")(shout.function)  # pyright: ignore[reportArgumentType]

@@ -33,7 +33,7 @@ from perdure.harness.model import ToolSpec
 from perdure.harness.output import DEFAULT_LIMITS, OutputLimits
 from perdure.harness.reconcile import Reconciled
 from perdure.kernel.errors import PerdureError
-from perdure.kernel.json import JsonValue, check_json
+from perdure.kernel.json import JsonValue, check_json, copy_json
 
 __all__ = [
     "AnyTool",
@@ -202,7 +202,8 @@ class ToolDefinition(Generic[P, R_co]):
         if not callable(self.effects):
             return self.effects
         try:
-            said = self.effects(cast("Mapping[str, JsonValue]", arguments))
+            # Of its own: what it does to them is not what the environment hears of the call.
+            said = self.effects(cast("Mapping[str, JsonValue]", copy_json(arguments, at="arguments")))
         except (Exception, SystemExit):  # the tool's own code
             return "world"
         return said if said in get_args(Effects) else "world"
