@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -82,6 +84,30 @@ def test_special_files_are_neither_read_nor_written(space: Space, driver: Driver
     assert code_of(driver, "write", b"x", path="", **CHANGING) == "is_a_directory"
     assert driver.ask("grep", pattern="x")["matches"] == []
     assert driver.ask("stat", path="pipe")["kind"] == "other"
+
+
+def test_nobody_else_can_open_what_replaces_a_secret_before_it_is_there(space: Space, driver: Driver) -> None:
+    driver.write("secret", b"old", mode=0o600)
+    over, modes = threading.Event(), set[int]()
+
+    def look() -> None:
+        while not over.is_set():
+            for name in os.listdir(space.workspace):
+                if name.startswith(".perdure-"):
+                    with contextlib.suppress(FileNotFoundError):
+                        modes.add(os.stat(space.workspace / name).st_mode & 0o777)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(1000):
+            driver.write("secret", b"x" * (1 << 20))
+            if modes:
+                break
+    finally:
+        over.set()
+        looking.join()
+    assert modes == {0o600}
 
 
 def test_a_write_is_atomic_keeps_the_mode_and_may_expect(space: Space, driver: Driver) -> None:

@@ -274,6 +274,25 @@ async def test_a_failed_write_leaves_the_old_content_and_nothing_else(
     assert sorted(os.listdir(work)) == ["file", "sub"]
 
 
+async def test_nobody_else_can_open_what_replaces_a_secret_before_it_is_there(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "secret").write_bytes(b"old")
+    (work / "secret").chmod(0o600)
+    real, made = os.open, list[int]()
+
+    def seen(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        file = real(path, flags, mode, dir_fd=dir_fd)
+        if flags & os.O_EXCL:
+            made.append(os.fstat(file).st_mode & 0o777)
+        return file
+
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    monkeypatch.setattr(os, "open", seen)
+    await env.write_file("secret", b"new")
+    assert made == [0o600]
+
+
 async def test_a_reader_sees_the_old_or_the_new_file(env: LocalEnvironment, work: Path) -> None:
     """The replaced file is another one: who has the old one open goes on reading it whole."""
     reader = os.open(work / "file", os.O_RDONLY)

@@ -4255,9 +4255,9 @@ class Daemon:
                 raise Fail("is_a_directory", "a directory, not a file", path=text_of(path))
             old = self._replaceable(parent, name, path, expect)
             temporary = b".perdure-" + secrets.token_hex(8).encode("ascii")
-            descriptor = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=parent
-            )
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            # nobody else reads what may be a secret before it has its mode
+            descriptor = os.open(temporary, flags, 0o666 if mode is None and old is None else 0o600, dir_fd=parent)
             try:
                 try:
                     if digests is None:

@@ -308,7 +308,9 @@ def _write_beside(place: _Place, data: bytes, before: os.stat_result | None, mod
             finally:
                 os.close(file)
             return name
-    file = os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=place.directory)
+    flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    # Nobody else reads what may be a secret before it has its mode.
+    file = os.open(name, flags, 0o666 if mode is None and before is None else 0o600, dir_fd=place.directory)
     try:
         _fill(file, data, before, mode)
     except BaseException:
