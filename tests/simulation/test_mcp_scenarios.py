@@ -13,9 +13,11 @@ import pytest
 from perdure.testing import crash
 from perdure.testing.crash import run_simulation
 from perdure.testing.loop import run
+from perdure.testing.model import call, say
 from perdure.testing.scenarios import SCENARIOS
-from perdure.testing.scenarios.mcp import DONE, became, results
-from perdure.testing.simulation import Run, explore, run_reference
+from perdure.testing.scenarios.mcp import DONE, became, open_agent, results
+from perdure.testing.scenarios.mcp_shop import Shop
+from perdure.testing.simulation import Host, Run, Scenario, explore, run_reference, simulate
 from perdure.testing.wire import KILLED, SimulatedProgram
 from perdure.tools.mcp import calls, keeper
 from perdure.tools.mcp.losses import NotTaken
@@ -65,6 +67,23 @@ def test_a_server_that_stays_away_longer_than_calls_wait_h388() -> None:
         "price salt": DONE,
         "order pot": DONE,
     }
+
+
+def test_a_server_that_was_never_there_is_tried_again_however_long_that_takes_h386() -> None:
+    async def program(host: Host) -> None:
+        shop = Shop(host)
+        shop.state.add("closed")
+        replies = [call("shop_price", item="tea"), say("done")]
+        async with open_agent(host, shop, replies, required=False) as (server, _, root):
+            await host.clock.sleep(12 * 3600)
+            assert not server.connected
+            shop.reopen()
+            await host.clock.sleep(keeper.MOST_WAIT_S)
+            assert server.connected
+            assert (await (await root.submit("Shop.", request_id="shop")).answer()).text == "done"
+
+    late = simulate(Scenario(name="late", program=program, any_effects=True))
+    assert outcomes(late) == {"price tea": DONE}
 
 
 # --- planted faults --------------------------------------------------------------------------------------------

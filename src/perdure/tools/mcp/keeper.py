@@ -1,7 +1,8 @@
 """What keeps the connection to a server, and the extension of its tools, up to date (rules H386, H388 and H389).
 
 One asyncio task holds the connection. What is lost is connected anew with growing waits, a bounded number of times;
-after that, when a call wants it. Calls wait for the connection, not the other way round.
+after that, when a call wants it; where there are no tools that could be called, at the longest wait. Calls wait for the
+connection, not the other way round.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 FIRST_WAIT_S: Final = 0.1
 """Before a lost server is connected again; doubled each time."""
 MOST_WAIT_S: Final = 30.0
+_MOST_DOUBLED: Final = 16
+"""Times: far beyond the longest wait, and no number too large."""
 MOST_FAILURES: Final = 8
-"""In a row; then it is connected when a call wants it."""
+"""In a row; then it is connected when a call wants it, if there is anything to call."""
 STEADY_S: Final = 30.0
 """A connection that stood so long ends the row."""
 CLOSE_S: Final = 10.0
@@ -163,16 +166,17 @@ class Keeper:
             if not stood:
                 modern = not modern  # an old server may end at the first question of the newer handshake
             failures = 1 if stood and loop.time() - began >= STEADY_S else failures + 1
-            self.given_up = failures >= MOST_FAILURES
+            self.given_up = failures >= MOST_FAILURES and bool(self._extension.tools)
             self._wanted.clear()
             self._tried.set()
-            level = logging.WARNING if self.given_up else logging.INFO
+            level = logging.WARNING if self.given_up or failures == MOST_FAILURES else logging.INFO
             _log.log(level, "not connected extension=%s failures=%d stood=%s", self._settings.name, failures, stood)
             if self.given_up:
                 await self._wanted.wait()
             else:
+                wait = FIRST_WAIT_S * 2 ** min(failures - 1, _MOST_DOUBLED)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), min(FIRST_WAIT_S * 2 ** (failures - 1), MOST_WAIT_S))
+                    await asyncio.wait_for(self._wanted.wait(), min(wait, MOST_WAIT_S))
 
     async def _hold(self, mode: Literal["auto", "legacy"], loss: Loss) -> None:
         """Connect, and hold the connection until it is lost."""
