@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 
 from perdure.testing import crash
-from perdure.testing.crash import run_simulation
+from perdure.testing.crash import draw, run_simulation
 from perdure.testing.loop import run
 from perdure.testing.model import call, say
 from perdure.testing.scenarios import SCENARIOS
-from perdure.testing.scenarios.mcp import DONE, became, open_agent, results
+from perdure.testing.scenarios.mcp import DONE, MOST_SEQ, became, open_agent, results
 from perdure.testing.scenarios.mcp_shop import Shop
-from perdure.testing.simulation import Host, Run, Scenario, explore, run_reference, simulate
+from perdure.testing.simulation import Host, Plan, Run, Scenario, explore, run_reference, simulate
 from perdure.testing.wire import KILLED, SimulatedProgram
 from perdure.tools.mcp import calls, keeper
 from perdure.tools.mcp.losses import NotTaken
@@ -84,6 +84,17 @@ def test_a_server_that_was_never_there_is_tried_again_however_long_that_takes_h3
 
     late = simulate(Scenario(name="late", program=program, any_effects=True))
     assert outcomes(late) == {"price tea": DONE}
+
+
+def test_the_server_dies_at_every_commit_and_the_host_anywhere_p37() -> None:
+    scenario = SCENARIOS["mcp-lost-at-a-commit"]
+    cut: set[str] = set()
+    for seed in range(MOST_SEQ):
+        reference = simulate(scenario, Plan(scenario=scenario.name, seed=seed))
+        cut |= {what for what, how in outcomes(reference).items() if how == "interrupted"}
+        result = simulate(scenario, draw(scenario.name, reference, seed), reference=reference)
+        assert result.ok, result
+    assert cut == {"order cup", "order pot", "order plate"}
 
 
 # --- planted faults --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ come back in time (rules H386 to H389 and H394)."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -230,6 +231,57 @@ AWAY_TOLD: Final = {
 }
 
 
+# --- anywhere --------------------------------------------------------------------------------------------------
+
+MOST_SEQ: Final = 24
+"""Commits of the program, about."""
+LONGEST_S: Final = 0.8
+"""That the server stays away: less than a host is down between two lives, so that the next one finds it there."""
+
+
+async def mcp_lost_at_a_commit(host: Host) -> None:
+    """The server dies at one commit, and again some commits later: at that moment, a moment later, or in the middle of
+    what it says next. The seed says where."""
+    chance = random.Random(f"mcp {host.seed}")  # noqa: S311  # reproducible is what it is for
+    first = 1 + host.seed % MOST_SEQ
+    points = {"first": first, "second": first + chance.randint(1, 8)}
+    ways = {name: (chance.choice(("now", "later", "torn")), chance.random(), chance.random()) for name in points}
+    shop = Shop(host)
+
+    def settled(seq: int) -> None:
+        for name, point in points.items():
+            if seq >= point and shop.once(name):
+                way, wait, away = ways[name]
+                if way == "torn":
+                    shop.tear()
+                else:
+                    away *= LONGEST_S
+                    host.loop.call_later(wait if way == "later" else 0, lambda away=away: shop.kill(away_s=away))
+
+    replies = [
+        calls(
+            call("shop_order", item="cup"),
+            call("shop_price", item="tea"),
+            call("shop_order", item="pot"),
+            call("shop_price", item="milk"),
+        ),
+        call("shop_read_resource", uri=HOURS),
+        call("shop_order", item="plate"),
+        call("shop_price", item="salt"),
+        say("done"),
+    ]
+    async with open_agent(host, shop, replies) as (_, harness, root):
+        harness.session.observe(lambda each: settled(each.seq))
+        submission = await root.submit("Shop.", request_id="shop")
+        assert (await submission.answer()).text == "done"
+
+
+ANYWHERE_TOLD: Final = {
+    **{f"order {item}": EITHER for item in ("cup", "pot", "plate")},
+    **{f"price {item}": (DONE,) for item in ("tea", "milk", "salt")},
+    "read_resource shop://hours": (DONE,),
+}
+
 MCP = (
     scenario(
         mcp_safe_calls_lost,
@@ -269,6 +321,16 @@ MCP = (
         ends=told(AWAY_TOLD),
         loses_calls=True,
         steady=False,  # a host that is started while it is away has none of its tools, and says so in other words
+        require=require_extra,
+    ),
+    scenario(
+        mcp_lost_at_a_commit,
+        safe=effects("price tea", "price milk", "price salt"),
+        any_effects=True,  # an order may have been lost, and must not take place twice
+        tools=UNSAFE,
+        ends=told(ANYWHERE_TOLD),
+        loses_calls=True,
+        steady=False,  # which calls it dies under is a matter of time
         require=require_extra,
     ),
 )

@@ -51,8 +51,10 @@ class Shop:
         """``strikes``: by what is called, such as ``order cup``; each once in the life of the world."""
         self._host = host
         self._strikes = strikes or {}
+        self._program: SimulatedProgram | None = None
         self._last_words: When | None = None
         """It dies with the next thing it says."""
+        self._away_until = 0.0
 
     @property
     def state(self) -> set[str]:
@@ -82,6 +84,16 @@ class Shop:
         happened.add(what)
         return True
 
+    def kill(self, *, away_s: float = 0.0) -> None:
+        """It cannot be started for so many seconds."""
+        if self._program is not None:
+            self._away_until = self._host.loop.time() + away_s
+            self._program.kill()
+
+    def tear(self) -> None:
+        """It dies in the middle of the next thing it says."""
+        self._last_words = "torn"
+
     # --- the process ---------------------------------------------------------------------------------------------
 
     async def start(
@@ -91,10 +103,11 @@ class Shop:
         from perdure.testing.scenarios.mcp_server import serve
 
         await asyncio.sleep(0)
-        if "closed" in self.state:
+        if "closed" in self.state or self._host.loop.time() < self._away_until:
             raise FileNotFoundError("the shop is closed")
         self._last_words = None
-        return SimulatedProgram(lambda program: serve(self, program), limit=limit)
+        self._program = SimulatedProgram(lambda program: serve(self, program), limit=limit)
+        return self._program
 
     # --- for the server ------------------------------------------------------------------------------------------
 
