@@ -37,7 +37,7 @@ async def run(tool: AnyTool, env: LocalEnvironment, arguments: JsonValue, call: 
 
 
 def test_what_each_tool_declares() -> None:
-    declared = {tool.name: (tool.replay, tool.effects, tool.adoptable, tool.sequential) for tool in CODING_TOOLS}
+    declared = {tool.name: (tool.replay, tool.effects_of({}), tool.adoptable, tool.sequential) for tool in CODING_TOOLS}
     assert declared == {
         "read": ("safe", "read", False, False),
         "write": ("safe", "space", False, True),

@@ -256,6 +256,14 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    try:
+        text = read_small(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text[text.rindex(b")") + 2 :][:1] == b"T"
+
+
 def send_signal(pid: int, ticks: int | None, number: int) -> bool:
     """Signal a process by pidfd after its identity was checked. False if it is gone."""
     try:
@@ -3067,11 +3075,15 @@ class Daemon:
         if name in self.held:
             self.held.pop(name).set()
         elif name in self.held_shims:
-            self.held_shims.pop(name).kill(signal.SIGCONT)
+            shim = self.held_shims.pop(name)
+            deadline = time.monotonic() + GONE_S
+            while not shim.gone and not is_stopped(shim.pid):  # it tells that it is held, and then stops
+                self._late(deadline, [shim.pid])
+                yield Wait(time.monotonic() + 0.001)
+            shim.kill(signal.SIGCONT)
         else:
             raise Fail("not_found", "nothing is held there")
         return {}, b""
-        yield
 
     def op_armed(self, _task: Task, args: Args) -> Steps:
         args.done()
