@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +68,23 @@ def close(loop: spaced.Loop) -> None:
     loop.selector.close()
     os.close(loop._waker)
     os.close(loop._woken)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_that_is_removed_as_it_is_asked_is_gone(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule S17: its files can be opened, and are no device any more when they are read or written."""
+    for name in ("cgroup.kill", "cgroup.freeze", "cgroup.events", "cgroup.procs", "freezer.state"):
+        (tmp_path / name).touch()
+
+    def gone(*_: object) -> bytes:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(spaced.os, "write", gone)
+    monkeypatch.setattr(spaced, "read_small", gone)
+    group = spaced.Cgroup(str(tmp_path), version)
+    group.freeze(True)
+    assert group.is_frozen()
+    group.kill()
+    assert group.pids() == []

@@ -612,11 +612,27 @@ class Cgroup:
             os.mkdir(self.path)
 
     def _put(self, name: str, value: bytes, path: str | None = None) -> None:
-        fd = os.open(f"{path or self.path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        with self._there():
+            fd = os.open(f"{path or self.path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, value)
+            finally:
+                os.close(fd)
+
+    def _read(self, name: str) -> bytes:
+        with self._there():
+            return read_small(f"{self.path}/{name}")
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _there() -> Generator[None, None, None]:
+        """A file that was open as its group was removed is as gone as one that cannot be opened any more."""
         try:
-            os.write(fd, value)
-        finally:
-            os.close(fd)
+            yield
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+            raise
 
     def enter(self) -> None:
         """Move the calling process here."""
@@ -643,8 +659,8 @@ class Cgroup:
     def is_frozen(self) -> bool:
         try:
             if self.version == 2:
-                return b"frozen 1" in read_small(f"{self.path}/cgroup.events") or not self.pids()
-            return read_small(f"{self.path}/freezer.state").strip() == b"FROZEN"
+                return b"frozen 1" in self._read("cgroup.events") or not self.pids()
+            return self._read("freezer.state").strip() == b"FROZEN"
         except FileNotFoundError:
             return True
 
