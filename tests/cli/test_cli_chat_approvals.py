@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from chat_terminal import gates, short_folder
 from test_cli_chat import IDLE, Desk, count
 
 from perdure import Harness, MemoryStorage, SqliteStorage
@@ -29,14 +28,6 @@ INVITED = f"\n  {HOW}"
 
 def invited(times: int) -> Callable[[str], bool]:
     return lambda shown: shown.count(INVITED) == times
-
-
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    with short_folder() as folder, gates(folder) as made:
-        desk = Desk(folder, made)
-        yield desk
-        desk.close()
 
 
 def test_a_call_is_shown_and_allowed_denied_or_always_allowed_h306(desk: Desk) -> None:

@@ -7,14 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from chat_paper import Paper
-from chat_terminal import Terminal, gates, short_folder
+from chat_terminal import Terminal
 from test_cli_chat import IDLE, Desk
 from typing_extensions import override
 
@@ -35,14 +35,6 @@ from perdure.kernel.json import JsonValue
 ASKS = "? ask_user  asks you, question "
 INVITED = f"\n  {ANSWER}"
 """What is begun from now on is an answer."""
-
-
-@pytest.fixture
-def desk() -> Iterator[Desk]:
-    with short_folder() as folder, gates(folder) as made:
-        desk = Desk(folder, made)
-        yield desk
-        desk.close()
 
 
 def invited(times: int) -> Callable[[str], bool]:

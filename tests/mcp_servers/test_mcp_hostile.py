@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from mcp.shared.message import SessionMessage
 from mcp_kit import PATIENCE_S, harness_with, log, odd, result_of, results, until, wares
+from mcp_types import JSONRPCNotification, JSONRPCRequest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -14,6 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from perdure import Approvals, Harness, McpError, SqliteStorage, mcp_extension
 from perdure.testing.model import ScriptedModel, call, say
+from perdure.tools.mcp.heard import MOST_ASKED, Between
+from perdure.tools.mcp.losses import Loss
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,6 +29,25 @@ def asking(body: str, tools: object = ASK) -> str:
     """An old server that does this at each call: ``id`` and ``params`` are of it."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     return f"def called(id, params):\n{lines}\nserve({tools!r}, called)"
+
+
+async def test_requests_that_a_server_takes_back_are_not_counted_h392() -> None:
+    loss = Loss()
+    between = Between(lambda text: text, loss)
+
+    def heard(method: str, id: int | None = None, params: dict[str, int] | None = None) -> bool:
+        kind = JSONRPCNotification if id is None else JSONRPCRequest
+        more = {} if id is None else {"id": id}
+        message = kind.model_validate({"jsonrpc": "2.0", "method": method, "params": params, **more})
+        return between.used(SessionMessage(message))
+
+    for id in range(2 * MOST_ASKED):
+        assert heard("ping", id)
+        assert heard("notifications/cancelled", params={"requestId": id})
+    assert all(heard("ping", id) for id in range(MOST_ASKED))
+    assert not loss.told.is_set()
+    assert not heard("ping", MOST_ASKED)
+    assert loss.told.is_set()
 
 
 # --- what it answers ---------------------------------------------------------------------------------------------
@@ -127,12 +150,19 @@ async def test_what_a_server_asks_of_its_host_is_refused_but_for_a_ping_h390() -
     assert told.text.splitlines() == ["ping answered", *(f"{method} refused" for method in refused)]
 
 
-async def test_a_server_that_asks_without_end_and_reads_nothing_loses_its_connection_h392() -> None:
-    text = asking("while True: send({'id': 'ping' * 100, 'method': 'ping'})")
+@pytest.mark.parametrize(
+    ("id", "why"),
+    [
+        ("f'{next(numbers)}' * 100", "it asked for 1000 things and did not read what it was answered"),
+        ("'ping' * 100", "it asked for something under an id that waits for its answer already"),
+    ],
+)
+async def test_a_server_that_asks_without_end_and_reads_nothing_loses_its_connection_h392(id: str, why: str) -> None:
+    text = asking(f"import itertools\nnumbers = itertools.count(1)\nwhile True: send({{'id': {id}, 'method': 'ping'}})")
     async with mcp_extension("odd", odd(text)) as server:
         lost = await result_of(server.extension, "odd_ask")
     assert lost.code == "interrupted"
-    assert "it asked for 1000 things and did not read what it was answered" in lost.text
+    assert why in lost.text
 
 
 async def test_a_server_that_stays_but_reads_no_more_has_lost_its_connection_h392() -> None:

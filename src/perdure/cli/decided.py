@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from perdure.cli.errors import CommandError
 from perdure.cli.stores import looking
 from perdure.cli.text import one_line, shortened, when
-from perdure.harness.approval import APPROVAL, Decision
-from perdure.harness.approvals import asked_of
+from perdure.harness.approval import Decision
+from perdure.harness.approvals import asked_of, decided
 from perdure.harness.documents import TOOL_RESULT, ToolResultData
+from perdure.harness.permission import stored_decision
 from perdure.harness.person import EXPIRED, QUESTION, answered_at, has_answer, input_of
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.records import Aborted, Completed, Failed, Orphaned, TaskRecord
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
-from perdure.tasks.values import stored_value
 
 WIDEST: Final = 200
 """Characters of a reason or a name in these sentences."""
@@ -89,14 +87,10 @@ async def _call_words(session: Session, record: TaskRecord) -> str | None:
 
 
 def decision_of(record: TaskRecord) -> Decision | None:
-    """What was decided about a call."""
-    held = stored_value(record.raw_signals, APPROVAL)
-    if held is None:
+    """What was decided about a call. A signal that is no decision denies it."""
+    if not decided(record):
         return None
-    try:
-        return msgspec.json.decode(held, type=Decision)
-    except msgspec.MsgspecError:  # a signal may be anything; such a one denies the call
-        return Decision(allow=False, digest="", expires_at=0, at=0)
+    return stored_decision(record) or Decision(allow=False, digest="", expires_at=0, at=0)
 
 
 def decision_words(decision: Decision) -> str:

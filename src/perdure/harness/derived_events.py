@@ -52,6 +52,7 @@ from perdure.harness.events import (
     Turn,
     UsageChanged,
 )
+from perdure.harness.person import EXPIRED
 from perdure.harness.view import ConversationView
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import (
@@ -258,7 +259,7 @@ def _answered(outcome: Outcome | None) -> QuestionOutcome:
     """How a question ended, whose task has its outcome from this commit, or is aborted after it."""
     if isinstance(outcome, Completed):
         return "answered"
-    return "expired" if isinstance(outcome, Failed) and outcome.error.code == "expired" else "withdrawn"
+    return "expired" if isinstance(outcome, Failed) and outcome.error.code == EXPIRED else "withdrawn"
 
 
 def _approval(task: int, old: LiveTool | None, tool: LiveTool, seq: int) -> Iterator[Event]:

@@ -130,8 +130,7 @@ class Permissions:
         if tx.at >= permission.expires_at:
             raise Refused("expired", EXPIRED)
         record = tx.live_task(run.id)
-        held = None if record is None else stored_value(record.raw_signals, APPROVAL)
-        decision = None if held is None else _decision(from_raw(held))
+        decision = None if record is None else stored_decision(record)
         if decision is None or not decision.allow or (decision.edited or decision.digest) != permission.digest:
             raise Refused("denied", NOT_A_DECISION)
 
@@ -146,9 +145,14 @@ def permission_of(asked: Asked, decision: Decision, tool: str, arguments: Mappin
 
 def edited_arguments(record: TaskRecord) -> msgspec.Raw | None:
     """With what a call ran, if a person changed its arguments."""
-    held = stored_value(record.raw_signals, APPROVAL)
-    decision = None if held is None else _decision(from_raw(held))
+    decision = stored_decision(record)
     return None if decision is None or decision.arguments is None else to_raw(decision.arguments)
+
+
+def stored_decision(record: TaskRecord) -> Decision | None:
+    """What was sent about a call, if it is a decision."""
+    held = stored_value(record.raw_signals, APPROVAL)
+    return None if held is None else _decision(from_raw(held))
 
 
 def _deciding(document: ApprovalRules | None, tool: AnyTool, arguments: dict[str, JsonValue]) -> ApprovalRule | None:

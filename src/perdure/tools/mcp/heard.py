@@ -78,21 +78,26 @@ class Between:
     def __init__(self, without_secrets: Callable[[str], str], loss: Loss) -> None:
         self._without_secrets = without_secrets
         self._loss = loss
-        self._asked = 0
-        """Requests of the server that wait for their answer."""
+        self._asked: set[str] = set()
+        """Ids of requests of the server that wait for their answer; 7 and "7" are one to the SDK."""
 
     def used(self, item: SessionMessage | Exception) -> bool:
         """Whether the SDK is to get what came from the server."""
         if isinstance(item, Exception):
             return False
         match item.message:
-            case JSONRPCNotification(method=method):
+            case JSONRPCNotification(method=method, params=params):
+                if method == "notifications/cancelled":  # the SDK answers it no more
+                    self._asked.discard(str((params or {}).get("requestId")))
                 return method in _USED
-            case JSONRPCRequest():
-                if self._asked >= MOST_ASKED:
+            case JSONRPCRequest(id=id):
+                if str(id) in self._asked:
+                    self._loss.tell("it asked for something under an id that waits for its answer already")
+                    return False
+                if len(self._asked) >= MOST_ASKED:
                     self._loss.tell(f"it asked for {MOST_ASKED} things and did not read what it was answered")
                     return False
-                self._asked += 1
+                self._asked.add(str(id))
             case JSONRPCError(error=error):
                 error.message = self._without_secrets(error.message)
             case _:
@@ -101,7 +106,7 @@ class Between:
 
     def sent(self, item: SessionMessage) -> None:
         if isinstance(item.message, (JSONRPCResponse, JSONRPCError)):
-            self._asked -= 1
+            self._asked.discard(str(item.message.id))
 
     def ended(self) -> None:
         self._loss.tell("the connection ended")
