@@ -255,7 +255,9 @@ def operations(node: ast.ClassDef) -> dict[str, str]:
 
 def said_elsewhere(module: str, node: ast.ClassDef) -> Iterator[tuple[str, str, list[str]]]:
     """The interfaces that a class keeps, and what of it is explained there alone."""
-    own = operations(node)
+    own: dict[str, str] = {}
+    for each in (node, *(above for _, above in bases(module, node))):
+        own = operations(each) | own
     for home, name in INTERFACES:
         found = find(home, name)
         interface = found.nodes[0]

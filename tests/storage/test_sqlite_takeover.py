@@ -59,8 +59,9 @@ vfs = Stepping()
 store = Writer._store
 def stepped(self, group):
     here("before")
-    store(self, group)
+    stored = store(self, group)
     here("after")
+    return stored
 Writer._store = stepped
 
 async def main():

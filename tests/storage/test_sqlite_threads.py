@@ -13,7 +13,7 @@ import pytest
 from recording_vfs import Recorder, RecordingVFS
 
 from perdure.kernel.errors import StaleEpochError, StorageError
-from perdure.storage import sqlite_schema, sqlite_writer
+from perdure.storage import group_writer, sqlite_schema, sqlite_writer
 from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.conformance import Line
 
@@ -117,7 +117,7 @@ async def test_what_waits_during_a_flush_shares_the_next_one(tmp_path: Path) -> 
 
 
 async def test_a_group_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_writer, "MAX_GROUP", 10)
+    monkeypatch.setattr(group_writer, "MAX_GROUP", 10)
     recorder = Recorder("recorder-bound")
     vfs = RecordingVFS(recorder)
     line = await opened(tmp_path / "store.db", recorder.name)

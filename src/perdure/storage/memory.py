@@ -45,8 +45,9 @@ from perdure.kernel.storage import (
     VacuumReport,
 )
 from perdure.storage.deletion import delete
-from perdure.storage.memory_deletion import MemoryShelf, closure_of, deletion_refused
+from perdure.storage.memory_deletion import MemoryShelf, closure_of
 from perdure.storage.memory_size import measure
+from perdure.storage.refusal import refusal_of
 from perdure.storage.rules import (
     FIRST_ID,
     KEPT_ANSWERS,
@@ -135,44 +136,6 @@ class Contents:
 
     # --- one commit ----------------------------------------------------------------------------------------
 
-    def refusal(self, batch: Batch) -> str | None:
-        """Why the stored records do not admit this batch, if so. Looked at before anything is changed."""
-        ids = [c.id for c in batch.conversations]
-        if len(set(ids)) < len(ids) or any(id in self.conversations for id in ids):
-            return "a conversation is created twice"
-        ids = [e.id for e in batch.entries]
-        if len(set(ids)) < len(ids) or any(id in self.entries for id in ids):
-            return "an entry is written twice"
-        asked: dict[tuple[int, str], int] = {}
-        for submission in batch.submissions:
-            if submission.request_id is not None:
-                key = (submission.conversation_id, submission.request_id)
-                holder = self.requests.get(key) or asked.setdefault(key, submission.id)
-                if holder != submission.id:
-                    return f"submission {submission.id} has the request id of submission {holder}"
-        gone = {w.record.id for w in batch.documents if w.record.retired_seq is not None}
-        there: dict[Address, int] = {}
-        for write in batch.documents:
-            record = write.record
-            if record.id in gone:
-                continue
-            alive = self.alive(record.address)
-            others = {
-                there.setdefault(record.address, record.id),
-                record.id if alive is None else alive.record.id,
-            }
-            if others - gone - {record.id}:
-                return f"document {record.id} is created where another one is alive"
-        if len({w.record.id for w in batch.documents}) < len(batch.documents):
-            return "a document is written twice"
-        ids = [r.mail_id for r in batch.replies]
-        if len(set(ids)) < len(ids) or any(id not in self.mail or id in self.replies for id in ids):
-            return "a request is answered that is not there or has its answer"
-        new = {content.digest for content in batch.contents}
-        if any(digest not in new and digest not in self.contents for _, digest in batch.pins):
-            return "a content is pinned that is not stored"
-        return deletion_refused(self, batch)
-
     def apply(self, batch: Batch) -> None:
         for conversation in batch.conversations:
             self.conversations[conversation.id] = conversation
@@ -233,6 +196,39 @@ class Contents:
             if self.documents[id].alive(at):
                 return self.documents[id]
         return None
+
+    def has_conversation(self, id: int) -> bool:
+        return id in self.conversations
+
+    def has_entry(self, id: int) -> bool:
+        return id in self.entries
+
+    def holder_of(self, conversation_id: int, request_id: str) -> int | None:
+        return self.requests.get((conversation_id, request_id))
+
+    def alive_at(self, address: Address) -> int | None:
+        found = self.alive(address)
+        return None if found is None else found.record.id
+
+    def waits(self, mail_id: int) -> bool:
+        return mail_id in self.mail and mail_id not in self.replies
+
+    def has_content(self, digest: str) -> bool:
+        return digest in self.contents
+
+    def is_there(self, conversation_id: int) -> bool:
+        return self.there(conversation_id) is not None
+
+    def live_tasks(self, conversation_id: int) -> list[int]:
+        return [id for id in self.live if self.tasks[id].conversation_id == conversation_id]
+
+    def open_submissions(self, conversation_id: int) -> list[int]:
+        found = self.submissions.values()
+        return [s.id for s in found if s.conversation_id == conversation_id and not s.settled]
+
+    def living_documents(self, conversation_id: int) -> list[int]:
+        ids = self.in_scope.get(("conversation", conversation_id), ())
+        return [id for id in ids if self.documents[id].alive(None)]
 
     def there(self, conversation_id: int) -> ConversationRecord | None:
         """A conversation, unless it is deleted."""
@@ -354,7 +350,7 @@ class MemoryStorage:
                 stored_writer=contents.writer,
             )
         check_batch(batch, seq=contents.seq, next_id=contents.next_id)
-        refusal = contents.refusal(batch)
+        refusal = refusal_of(contents, batch)
         if refusal is not None:
             raise StorageError(f"commit {batch.seq} was refused: {refusal}")
         contents.apply(batch)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure.kernel.records import ConversationRecord
-from perdure.kernel.storage import Batch
 from perdure.storage.deletion import keeps
 
 if TYPE_CHECKING:
@@ -25,27 +24,6 @@ def closure_of(contents: Contents, conversation_id: int) -> list[int]:
         todo += [c for c in owned if c not in found]
         found.update(dict.fromkeys(owned))
     return list(found)
-
-
-def deletion_refused(contents: Contents, batch: Batch) -> str | None:
-    """Why the stored records, with the batch's own, do not admit what it deletes, if so."""
-    if not batch.deleted:
-        return None
-    gone = set(batch.deleted)
-    if len(gone) < len(batch.deleted) or any(contents.there(id) is None for id in gone):
-        return "a conversation is deleted that is not there"
-    tasks = {**{id: contents.tasks[id] for id in contents.live}, **{task.id: task for task in batch.tasks}}
-    if any(task.live and task.conversation_id in gone for task in tasks.values()):
-        return "a conversation is deleted in which a task is live"
-    submissions = {**contents.submissions, **{record.id: record for record in batch.submissions}}
-    if any(not record.settled and record.conversation_id in gone for record in submissions.values()):
-        return "a conversation is deleted in which a submission is open"
-    documents = {d.record.id: d.record for id in gone for d in _documents(contents, "conversation", id)}
-    documents |= {write.record.id: write.record for write in batch.documents}
-    for record in documents.values():
-        if record.scope == "conversation" and record.scope_id in gone and record.retired_seq is None:
-            return "a conversation is deleted in which a document lives"
-    return None
 
 
 class MemoryShelf:

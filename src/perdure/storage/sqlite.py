@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -18,37 +18,18 @@ import apsw
 import msgspec
 from msgspec import structs
 
-from perdure.kernel.contents import check_digests
 from perdure.kernel.errors import StorageBusy, StorageError
-from perdure.kernel.records import (
-    Address,
-    ConversationRecord,
-    DocumentRecord,
-    EntryRecord,
-    SubmissionRecord,
-    SubmissionStatus,
-    TaskRecord,
-)
 from perdure.kernel.storage import (
-    ANY,
-    MAX_CONTENTS,
-    MAX_DIGESTS,
-    MAX_SCAN,
     VACUUM_MS,
-    Anything,
     Batch,
-    Mail,
-    Order,
-    Segment,
     SizeReport,
-    StoredContent,
-    StoredDocument,
     StoreInfo,
     VacuumReport,
 )
 from perdure.storage import sqlite_header, sqlite_upkeep
 from perdure.storage.lock import OwnerLock, forget_replacement
-from perdure.storage.rules import FIRST_ID, check_bound, check_limit, check_live, check_order, check_takeover
+from perdure.storage.reading import MailPoll, Reads, ThreadedReads
+from perdure.storage.rules import FIRST_ID, check_bound, check_takeover
 from perdure.storage.sqlite_create import clear, copying, create
 from perdure.storage.sqlite_reads import Reader, face, quietly
 from perdure.storage.sqlite_schema import Link, build, connect, explained
@@ -63,9 +44,6 @@ Durability: TypeAlias = Literal["power", "process"]
 _STEPS = 100_000
 """Instructions of SQLite between two looks whether the store is being closed: some milliseconds."""
 
-MAIL_POLL_SECONDS = 0.15
-"""How often an open store looks for mail, so that it is folded in within 250 ms (rule K74)."""
-
 
 class _Opening(msgspec.Struct):
     """What an open store holds: gathered while it is opened, given back in reverse."""
@@ -78,7 +56,7 @@ class _Opening(msgspec.Struct):
     writer: Writer | None = None
 
 
-class SqliteStorage:
+class SqliteStorage(ThreadedReads):
     """A store in the file at ``path``, made if it is not there. Its directory must exist.
 
     ``durability="power"``: a commit is on the disk before its future ends, but for throttled progress.
@@ -100,9 +78,7 @@ class SqliteStorage:
         self._opening: _Opening | None = None
         # Any: the work beside is of every kind, and nobody looks at its results here.
         self._beside: set[asyncio.Future[Any]] = set()
-        self._on_mail: Callable[[], None] | None = None
-        self._newest_mail = 0
-        self._poll: asyncio.TimerHandle | None = None
+        self._poll = MailPoll(self._newest_mail)
 
     # --- opening and closing ---------------------------------------------------------------------------------
 
@@ -146,12 +122,11 @@ class SqliteStorage:
         if self._state != "open" or opening is None:
             return
         self._state = "closing"
-        self._stop_polling()
+        self._poll.stop()
         try:
             await finish(asyncio.ensure_future(self._release(opening)))
         finally:
             self._opening = None
-            self._on_mail = None
             self._state = "closed"
 
     def _own(
@@ -229,137 +204,20 @@ class SqliteStorage:
             raise StorageError(f"the store at {self.path} is open for reading only")
         return writer.commit(batch)
 
-    async def _read(self, read: Callable[[Reader], T]) -> T:
+    async def _read(self, read: Callable[[Reads], T]) -> T:
         opening = self._open()
         seq, value = await opening.reading.call(partial(opening.reader.run, read))
         if opening.writer is not None:
             await opening.writer.settled(seq)
         return value
 
-    async def conversation(self, id: int) -> ConversationRecord | None:
-        return await self._read(lambda reader: reader.conversation(id))
-
-    async def entry(self, id: int) -> EntryRecord | None:
-        return await self._read(lambda reader: reader.entry(id))
-
-    async def submission(self, id: int) -> SubmissionRecord | None:
-        return await self._read(lambda reader: reader.submission(id))
-
-    async def task(self, id: int) -> TaskRecord | None:
-        return await self._read(lambda reader: reader.task(id))
-
-    async def request(self, conversation_id: int, request_id: str) -> SubmissionRecord | None:
-        return await self._read(lambda reader: reader.request(conversation_id, request_id))
-
-    async def lineage(self, conversation_id: int) -> tuple[Segment, ...]:
-        return await self._read(lambda reader: reader.lineage(conversation_id))
-
-    async def closure(self, conversation_id: int) -> list[int]:
-        return await self._read(lambda reader: reader.closure(conversation_id))
-
-    async def entries(
-        self,
-        lineage: Sequence[Segment],
-        *,
-        first: int = 0,
-        last: int | None = None,
-        order: Order = "ascending",
-        limit: int = MAX_SCAN,
-    ) -> list[EntryRecord]:
-        check_limit(limit)
-        check_order(order)
-        return await self._read(lambda reader: reader.entries(lineage, first, last, order, limit))
-
-    async def head(self, lineage: Sequence[Segment], *, last: int | None = None) -> EntryRecord | None:
-        return await self._read(lambda reader: reader.head(lineage, last))
-
-    async def conversations(
-        self, *, owner: int | Anything | None = ANY, after: int = 0, limit: int = MAX_SCAN
-    ) -> list[ConversationRecord]:
-        check_limit(limit)
-        return await self._read(lambda reader: reader.conversations(owner, after, limit))
-
-    async def tasks(
-        self,
-        *,
-        conversation_id: int | None = None,
-        kind: str | None = None,
-        live: bool | None = None,
-        after: int = 0,
-        limit: int = MAX_SCAN,
-    ) -> list[TaskRecord]:
-        check_limit(limit)
-        check_live(live)
-        return await self._read(lambda reader: reader.tasks(conversation_id, kind, live, after, limit))
-
-    async def submissions(
-        self,
-        *,
-        conversation_id: int | None = None,
-        status: SubmissionStatus | None = None,
-        after: int = 0,
-        limit: int = MAX_SCAN,
-    ) -> list[SubmissionRecord]:
-        check_limit(limit)
-        return await self._read(lambda reader: reader.submissions(conversation_id, status, after, limit))
-
-    async def documents(self, scope: str, scope_id: int, *, at: int | None = None) -> list[DocumentRecord]:
-        return await self._read(lambda reader: reader.documents(scope, scope_id, at))
-
-    async def document(self, address: Address, *, at: int | None = None) -> StoredDocument | None:
-        return await self._read(lambda reader: reader.document(address, at))
-
-    # --- contents --------------------------------------------------------------------------------------------
-
-    async def has_contents(self, digests: Sequence[str]) -> set[str]:
-        asked = check_digests(digests, most=MAX_DIGESTS)
-        return await self._read(lambda reader: reader.has_contents(asked))
-
-    async def contents(self, digests: Sequence[str]) -> dict[str, bytes]:
-        asked = check_digests(digests, most=MAX_CONTENTS)
-        return await self._read(lambda reader: reader.contents(asked))
-
-    async def content_scan(self, *, pinned: bool, after: str = "", limit: int = MAX_SCAN) -> list[StoredContent]:
-        check_limit(limit)
-        return await self._read(lambda reader: reader.content_scan(pinned, after, limit))
-
-    async def content_pins(self, *, after: int = 0, limit: int = MAX_SCAN) -> list[int]:
-        check_limit(limit)
-        return await self._read(lambda reader: reader.content_pins(after, limit))
-
-    # --- mailbox ---------------------------------------------------------------------------------------------
-
-    async def mail(self, *, after: int = 0, limit: int = 100) -> list[Mail]:
-        check_limit(limit)
-        return await self._read(lambda reader: reader.mail(after, limit))
-
     def on_mail(self, callback: Callable[[], None]) -> None:
         self._open()
-        self._on_mail = callback
-        self._newest_mail = 0
-        self._stop_polling()
-        self._look_for_mail()
+        self._poll.begin(callback)
 
-    def _look_for_mail(self) -> None:
-        self._poll = None
-        looking = self._open().reading.call(partial(self._open().reader.run, Reader.newest_mail))
-        looking.add_done_callback(self._note_mail)
-
-    def _note_mail(self, looking: asyncio.Future[tuple[int, int]]) -> None:
-        if self._state != "open" or self._on_mail is None or looking.cancelled():
-            return
-        if looking.exception() is not None:
-            self._on_mail()  # whoever reads the mail now meets the error
-        elif (newest := looking.result()[1]) > self._newest_mail:
-            self._newest_mail = newest
-            self._on_mail()
-        self._stop_polling()
-        self._poll = looking.get_loop().call_later(MAIL_POLL_SECONDS, self._look_for_mail)
-
-    def _stop_polling(self) -> None:
-        if self._poll is not None:
-            self._poll.cancel()
-            self._poll = None
+    def _newest_mail(self) -> asyncio.Future[tuple[int, int]]:
+        opening = self._open()
+        return opening.reading.call(partial(opening.reader.run, Reader.newest_mail))
 
     # --- upkeep ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ one thing of it can be in the way: a transaction in which it stopped.
 
 from __future__ import annotations
 
-import os
 import time
 
 import apsw
@@ -14,6 +13,7 @@ import msgspec
 
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.storage import StoreInfo
+from perdure.storage.holder import end_holder
 from perdure.storage.lock import OwnerLock, Sidecar, sidecar
 from perdure.storage.sqlite_header import examine
 from perdure.storage.sqlite_schema import BUSY_MS, Link, connect, explained
@@ -22,7 +22,6 @@ from perdure.storage.sqlite_writer import raise_fence
 TAKEOVER_SECONDS = 5.0
 """How long the transaction that raises the fence waits for its turn."""
 
-_DEATH_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
 
@@ -45,7 +44,8 @@ def take_over(
     try:
         return _raised(path, seen, epoch=epoch, writer=writer, now=now, vfs=vfs)
     except _InTheWay as error:
-        _end_holder(path, busy, seen, kill=kill, cause=error)
+        waited = f"a transaction on it could not begin within {TAKEOVER_SECONDS:g} s"
+        end_holder(path, busy, seen, kill=kill, waited=waited, cause=error)
         return None
 
 
@@ -85,29 +85,3 @@ def _raised(path: str, seen: Sidecar, *, epoch: int | None, writer: str, now: in
 
 def _left(until: float) -> int:
     return max(1, int((until - time.monotonic()) * 1000))
-
-
-def _end_holder(path: str, busy: StorageBusy, seen: Sidecar, *, kill: bool, cause: Exception) -> None:
-    """See that the holder is dead. Raises StorageBusy if that cannot be."""
-    holder = seen.holder
-    if sidecar(path) != seen:
-        raise StorageBusy(f"{path} was opened by others meanwhile; try again") from cause
-    if holder is not None and holder.gone:
-        return
-    waited = f"a transaction on it could not begin within {TAKEOVER_SECONDS:g} s"
-    if not kill:
-        raise StorageBusy(
-            f"{busy}; {waited}. With takeover=True (perdure chat --takeover) the holder is killed, if it is on "
-            "this machine"
-        ) from cause
-    why = "it is not a process of this machine that can be told from others"
-    if holder is not None and holder.pid == os.getpid():
-        why = "it is this process"
-    elif holder is not None and holder.here:
-        why = f"it did not end within {_DEATH_SECONDS:g} s"
-        try:
-            if holder.kill(patience=_DEATH_SECONDS):
-                return
-        except OSError as error:
-            why = f"this process may not kill it ({error.strerror})"
-    raise StorageBusy(f"{busy}; {waited}, and the holder was not killed: {why}") from cause

@@ -1,8 +1,4 @@
-"""The way of a commit into SQLite: encoded on the caller's thread, written and flushed in groups on one other thread.
-
-Whatever is handed over while one group is being flushed goes into the next database transaction, so a flush is shared
-by everybody who waited for it. One failed group fails the writer for good, with the first cause.
-"""
+"""The way of a commit into SQLite: a group of commits is one database transaction (``group_writer``)."""
 
 # apsw's stubs speak of collections.abc.Buffer, which Python 3.11 does not have.
 # pyright: reportUnknownMemberType=false
@@ -10,7 +6,6 @@ by everybody who waited for it. One failed group fails the writer for good, with
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
@@ -23,18 +18,13 @@ from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
 from perdure.kernel.storage import Batch, StoreInfo, VacuumReport
 from perdure.storage import sqlite_vacuum
 from perdure.storage.deletion import delete
-from perdure.storage.rules import KEPT_ANSWERS, MAX_PENDING, check_batch
+from perdure.storage.group_writer import GroupWriter
+from perdure.storage.rules import KEPT_ANSWERS
 from perdure.storage.sqlite_contents import add_tables, change_of
 from perdure.storage.sqlite_deletion import SqliteShelf
 from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
 from perdure.storage.sqlite_schema import BUSY_MS, Link, explained, roll_back
-from perdure.storage.worker import Worker, tell
-
-MAX_GROUP = 256
-"""Commits in one database transaction."""
-
-MAX_GROUP_BYTES = 4 << 20
-"""A group takes no further commit once its records have this size."""
+from perdure.storage.worker import Worker
 
 CHECKPOINT_PAGES = 1000
 """When the write-ahead log is this long it is copied into the database."""
@@ -174,87 +164,24 @@ def read_info(link: Link, path: str, *, read_only: bool) -> StoreInfo:
     )
 
 
-class Writer:
+class Writer(GroupWriter[_Commit]):
     """What writes to an open store, with one thread to do it on."""
 
     def __init__(self, path: str, link: Link, worker: Worker, opening: StoreInfo, *, flush: bool) -> None:
-        self._path = path
+        super().__init__(path, worker, opening)
         self._link = link
         self._cursor = link.cursor()
-        self._worker = worker
-        self._opening = opening
-        self._loop = asyncio.get_running_loop()
-        # Of the event loop: what was handed over, what has settled, why nothing more is taken.
-        self._seq = opening.seq
-        self._next_id = opening.next_id
-        self._settled_seq = opening.seq
-        self._settling = self._loop.create_future()
-        self._refusal: BaseException | None = None
-        self._over = False
-        # Of the thread, but for the queue, which it empties and the event loop fills.
-        self._waiting: deque[_Commit] = deque()
-        self._failure: StorageError | None = None
         self._flush = flush
         self._flushing: bool | None = None
         self._log_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         link.set_wal_hook(self._note_log)
 
-    # --- on the event loop -----------------------------------------------------------------------------------
+    def _prepare(self, batch: Batch, future: asyncio.Future[None]) -> _Commit:
+        return _Commit(batch, future)
 
-    def commit(self, batch: Batch) -> asyncio.Future[None]:
-        """Encode a batch and queue it. What is wrong with it, or was with an earlier one, its future tells."""
-        future = self._loop.create_future()
-        try:
-            if self._refusal is not None:
-                raise self._refusal
-            if len(self._waiting) >= MAX_PENDING:
-                raise StorageError(f"{self._path}: {MAX_PENDING} commits are waiting already")
-            check_batch(batch, seq=self._seq, next_id=self._next_id)
-            commit = _Commit(batch, future)
-        except (StorageError, msgspec.MsgspecError, OverflowError) as error:
-            # Nothing that comes later is taken; and it fails in its turn, after what was handed over before it.
-            refusal = self._refusal = explained(error, self._path, "written to")
-            self._worker.post(lambda: self._refuse(future, refusal))
-            return future
-        self._seq = batch.seq
-        self._next_id = batch.next_id
-        self._waiting.append(commit)
-        self._worker.post(self._write_group)
-        return future
-
-    async def settled(self, seq: int) -> None:
-        """Wait until commit ``seq``, which a reader has seen stored, is settled for everybody here (rule K61).
-
-        Raises StaleEpochError if it is nobody's here: another writer stored it, and it would never settle.
-        """
-        if seq > self._seq:
-            raise await self._worker.call(lambda: self._superseded(seq))
-        while seq > self._settled_seq and not self._over:
-            await asyncio.wait([self._settling])
-
-    def _end(self, futures: list[asyncio.Future[None]], seq: int | None, failure: StorageError | None) -> None:
-        if failure is not None:
-            self._refusal = self._refusal or failure
-        for future in futures:
-            if future.done():
-                continue  # its caller was cancelled; the commit stands or falls all the same
-            if failure is None:
-                future.set_result(None)
-            else:
-                future.set_exception(failure)
-                future.exception()  # the session that fails on the first need not look at every later one
-        # After the futures' callbacks, which publish these commits: a reader that saw one goes on only then.
-        self._loop.call_soon(self._let_read, seq, failure is not None)
-
-    def _let_read(self, seq: int | None, over: bool) -> None:
-        if seq is not None:
-            self._settled_seq = seq
-        self._over = self._over or over
-        self._settling.set_result(None)
-        self._settling = self._loop.create_future()
-
-    # --- on the thread ---------------------------------------------------------------------------------------
+    def _explained(self, error: BaseException, doing: str) -> StorageError:
+        return explained(error, self._path, doing)
 
     def close(self) -> None:
         """Close the connection. After a failure the files stay as they are, for the next open to recover."""
@@ -280,39 +207,14 @@ class Writer:
         finally:
             self._log_pages, self._checkpoint_at = 0, CHECKPOINT_PAGES  # the next commit tells how long the log is
 
-    def _refuse(self, future: asyncio.Future[None], refusal: StorageError) -> None:
-        self._failure = self._failure or refusal
-        tell(self._loop, self._end, [future], None, self._failure)
-
-    def _write_group(self) -> None:
-        """Write what waits, in one transaction. Called once a commit, so mostly for nothing under load."""
-        waiting = self._waiting
-        if not waiting:
-            return
-        group = [waiting.popleft()]
-        size = group[0].size
-        while waiting and len(group) < MAX_GROUP and size + waiting[0].size <= MAX_GROUP_BYTES:
-            if group[-1].deleted:
-                break  # what comes after a deletion is written after it
-            size += waiting[0].size
-            group.append(waiting.popleft())
-        if self._failure is None:
-            try:
-                self._store(group)
-            except BaseException as error:  # whatever it is: it fails this writer, and its callers must hear of it
-                self._failure = explained(error, self._path, "written to")
-        futures = [commit.future for commit in group]
-        if self._failure is not None:
-            tell(self._loop, self._end, futures, None, self._failure)
-            return
-        tell(self._loop, self._end, futures, group[-1].seq, None)
+    def _after_group(self) -> None:
         if self._log_pages >= self._checkpoint_at:
             try:
                 self._checkpoint()
-            except BaseException as error:  # as above; the next commit tells
-                self._failure = explained(error, self._path, "checkpointed")
+            except apsw.Error as error:
+                raise explained(error, self._path, "checkpointed") from error
 
-    def _store(self, group: list[_Commit]) -> None:
+    def _store(self, group: list[_Commit]) -> int:
         link, cursor = self._link, self._cursor
         link.check_place()
         first, last = group[0], group[-1]
@@ -357,6 +259,7 @@ class Writer:
             cursor.execute("COMMIT")
             if epoch != mine.epoch:
                 self._opening = msgspec.structs.replace(mine, epoch=epoch)
+            return len(group)
         except BaseException:
             roll_back(link)
             raise
