@@ -147,6 +147,25 @@ def test_an_undo_brings_back_the_image(taken: Driver) -> None:
     assert taken.ask("stat", path="d/big")["mode"] == 0o600
 
 
+def test_images_of_a_number_that_differ_in_the_nonce_are_others(taken: Driver) -> None:
+    """Rules S27, S28, S33."""
+    taken.write("f", b"x")
+    scan = taken.ask("scan")
+    settled = taken.ask("settle", commit=2, nonce="mine", scan=scan["scan"])
+    assert (settled["image"]["commit"], settled["image"]["nonce"]) == (2, "mine")
+    assert taken.ask("scan")["base"] == {"log": taken.log, "commit": 2, "nonce": "mine"}
+    taken.ask("settle", commit=2, nonce="another")
+    assert taken.ask("scan")["base"] is None, "nothing is known of it"
+    assert not taken.ask("restore_begin", commit=2, nonce="another")["known"]
+    begun = taken.ask("restore_begin", commit=2, nonce="another")
+    taken.ask("restore_image", b"[]", restore=begun["restore"])
+    taken.ask("restore_plan", restore=begun["restore"])
+    answer = taken.ask("restore_apply", restore=begun["restore"], preserve="none")
+    assert (answer["image"]["commit"], answer["image"]["nonce"]) == (2, "another")
+    assert not taken.ask("restore_begin", commit=2)["known"]
+    assert taken.ask("restore_begin", commit=2, nonce="another")["known"]
+
+
 def test_a_restore_that_did_not_end_leaves_no_image(where: tuple[str, str], taken: Driver) -> None:
     """Rules S24, S27."""
     begun = taken.ask("restore_begin", commit=9)

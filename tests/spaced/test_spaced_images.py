@@ -149,7 +149,7 @@ def test_a_scan_without_an_index_names_everything(space: Space, driver: Driver) 
     space.again()
     again = space.driver(2)
     again.advance()
-    assert again.ask("scan")["base"] == {"log": "log-1", "commit": 3}
+    assert again.ask("scan")["base"] == {"log": "log-1", "commit": 3, "nonce": ""}
     assert whole_scan(again) == []
     space.kill()
     (space.state / "index").unlink()

@@ -49,6 +49,20 @@ def written(folder: Path, *steps: list[dict[str, Any]]) -> None:
     shut(journal)
 
 
+def test_an_image_record_of_before_there_were_nonces_is_read_s27(tmp_path: Path) -> None:
+    record = {"log": "l", "commit": 7, "boot": "b"}
+    written(tmp_path, [fence(1), {"t": "image", "image": record}])
+    assert {"t": "image", "image": {**record, "nonce": ""}} in state(tmp_path)
+
+
+def test_an_index_of_before_there_were_nonces_is_read_s28(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    record = {"boot": "b", "label": ["l", 7], "whole": True, "set": [], "del": []}
+    (tmp_path / "index").write_bytes(spaced._line([record]))  # pyright: ignore[reportPrivateUsage]
+    assert spaced.Index(folder, "b").label == ("l", 7, "")
+    os.close(folder)
+
+
 STEPS = [
     [fence(1)],
     [started(1)],

@@ -62,7 +62,7 @@ class World:
 
     @property
     def workspace(self) -> Path:
-        return self.folder / "spaces" / "one" / "workspace"
+        return Path(self.spaces.directory) / "one" / "workspace"
 
     @property
     def gate(self) -> Path:

@@ -39,6 +39,7 @@ def stand(
         stand(image=ImageRecord(log="other", commit=5, boot="b1")),
         stand(image=ImageRecord(log="L", commit=4, boot="b1")),
         stand(image=ImageRecord(log="L", commit=5, boot="b0")),
+        stand(image=ImageRecord(log="L", commit=5, nonce="another", boot="b1")),
     ],
 )
 def test_another_workspace_than_the_attempts_is_restored_s150(

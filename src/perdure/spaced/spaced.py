@@ -93,6 +93,8 @@ KINDS = ("file", "directory", "symlink", "other")
 DEPTH = 256
 PATH_BYTES = 4096
 LINKS = 40
+NONCE = 128
+"""Characters of one."""
 GONE_S = 10.0
 """How long what was killed may take to be gone."""
 LOCK_S = 10.0
@@ -371,7 +373,8 @@ class Ledger:
             place = (record["at"][0], record["at"][1])
             self.floor = place if self.floor is None else max(self.floor, place)
         elif kind == "image":
-            self.image = record["image"]
+            image = record["image"]
+            self.image = None if image is None else {"nonce": "", **image}  # records of old have none
         elif kind == "started":
             command = self._made(record)
             for name in ("epoch", "pid", "ticks", "boot", "namespace", "digest", "at", "cgroup"):
@@ -2253,6 +2256,14 @@ class Surveying:
         self.found.unreadable.append({"path": text_of(path), "errno": errno.errorcode.get(error.errno or 0, "")})
 
 
+Label = tuple[str, int, str]
+"""The name of an image: log, commit, nonce. Two lives of a log may each have an image of a number, of other nonces."""
+
+
+def label_of(log: str, commit: int, nonce: str = "") -> Label:
+    return log, commit, nonce
+
+
 class Index:
     """What the workspace held when it stood at an image: the base of the next scan. A cache: never flushed.
 
@@ -2265,7 +2276,7 @@ class Index:
         self.state_fd = state_fd
         self.boot = boot
         self.items: dict[bytes, Item] = {}
-        self.label: tuple[str, int] | None = None
+        self.label: Label | None = None
         self.lines = 0
         self._load()
 
@@ -2285,7 +2296,7 @@ class Index:
                 self.lines += 1
                 for record in records:
                     boot = record["boot"]
-                    self.label = None if record["label"] is None else (record["label"][0], record["label"][1])
+                    self.label = None if record["label"] is None else label_of(*record["label"])
                     if record["whole"]:
                         self.items = {}
                     self.items.update(Item.of_row(row) for row in record["set"])
@@ -2296,7 +2307,7 @@ class Index:
             for item in self.items.values():
                 item.racy = True  # what was not flushed when the machine stopped may be lost, its times kept
 
-    def stand(self, label: tuple[str, int] | None, items: dict[bytes, Item], changed: Iterable[bytes] | None) -> None:
+    def stand(self, label: Label | None, items: dict[bytes, Item], changed: Iterable[bytes] | None) -> None:
         """It stands at another image now. ``changed`` names what differs, None if that is not known."""
         whole = changed is None or self.lines > 200
         names = list(items) if whole else [path for path in changed or () if path in items]
@@ -2731,7 +2742,7 @@ def key_of(value: object, log: str) -> Key:
         log,
         args.number("call", _BIG),
         args.number("attempt", _BIG),
-        args.text("nonce", 128),
+        args.text("nonce", NONCE),
         args.number("ordinal", _BIG, 1),
     )
     args.done()
@@ -2878,9 +2889,9 @@ class Scan:
 class Restore:
     """A restore under way: what it shall be, and the plan to get there."""
 
-    def __init__(self, number: int, commit: int) -> None:
+    def __init__(self, number: int, label: Label) -> None:
         self.number = number
-        self.commit = commit
+        self.label = label
         self.target: dict[bytes, Item] = {}
         self.known = False
         self.given = False
@@ -3770,7 +3781,7 @@ class Daemon:
         yield from self.point("scan.walked")
         image = self.ledger.image
         label = self.index.label
-        based = not full and image is not None and label == (image["log"], image["commit"])
+        based = not full and image is not None and label == (image["log"], image["commit"], image["nonce"])
         base = self.index.items if based else {}
         changes: list[tuple[bytes, str]] = []
         for path in sorted(survey.fresh if base is known else survey.items):
@@ -3794,7 +3805,7 @@ class Daemon:
         living = self.living()
         return {
             "scan": scan.number,
-            "base": None if not based or label is None else {"log": label[0], "commit": label[1]},
+            "base": None if not based or label is None else dict(zip(("log", "commit", "nonce"), label)),
             "changes": shown,
             "next": following,
             "total": len(changes),
@@ -3887,6 +3898,7 @@ class Daemon:
 
     def op_settle(self, _task: Task, args: Args) -> Steps:
         commit = args.number("commit", _BIG, default=None)
+        nonce = args.text("nonce", NONCE, "")
         number = args.number("scan", _BIG, default=None)
         floor = args.place("floor")
         thaw = args.flag("thaw")
@@ -3908,7 +3920,7 @@ class Daemon:
             self.journal.make_room()
             records: list[Json] = []
             if commit is not None:
-                records.append({"t": "image", "image": {"log": fence["log"], "commit": commit, "boot": self.boot}})
+                records.append(self._image_record(commit, nonce))
             if floor is not None:
                 records.append({"t": "floor", "at": floor})
             gone = self._forgettable(floor)
@@ -3918,7 +3930,7 @@ class Daemon:
                 self.journal.append(records)
         self._unlink_outputs(gone)
         if commit is not None:
-            label = (fence["log"], commit)
+            label = label_of(fence["log"], commit, nonce)
             if scan is None:
                 self.index.stand(None, self.index.items, [])
             else:
@@ -3928,7 +3940,12 @@ class Daemon:
             self.thaw()
         return self._stand(), b""
 
-    def _index_scan(self, label: tuple[str, int], scan: Scan) -> None:
+    def _image_record(self, commit: int, nonce: str) -> Json:
+        assert self.ledger.fence is not None
+        image = {"log": self.ledger.fence["log"], "commit": commit, "nonce": nonce, "boot": self.boot}
+        return {"t": "image", "image": image}
+
+    def _index_scan(self, label: Label, scan: Scan) -> None:
         changed = {*scan.survey.fresh, *(path for path, _ in scan.changes)}
         self.index.stand(label, scan.survey.items, changed if self.index.items is scan.known else None)
 
@@ -3943,6 +3960,7 @@ class Daemon:
     def op_restore_begin(self, _task: Task, args: Args) -> Steps:
         floor = args.place("floor")
         commit = args.number("commit", _BIG)
+        nonce = args.text("nonce", NONCE, "")
         args.done()
         yield from self.point("restore.begin")
         with self.journal.locked():
@@ -3951,14 +3969,13 @@ class Daemon:
             self.journal.append([*records, {"t": "image", "image": None}])
         self.scan = None
         self.restores += 1
-        restore = self.restore = Restore(self.restores, commit)
+        assert self.ledger.fence is not None
+        restore = self.restore = Restore(self.restores, label_of(self.ledger.fence["log"], commit, nonce))
         yield from self.point("restore.floor")
         yield from self.kill(lambda command: True, True)
         self.find_workspace(make=True)
         yield from self.point("restore.killed")
-        fence = self.ledger.fence
-        assert fence is not None
-        restore.known = self.index.label == (fence["log"], commit)
+        restore.known = self.index.label == restore.label
         return {"restore": restore.number, "known": restore.known}, b""
 
     def op_restore_image(self, _task: Task, args: Args) -> Steps:
@@ -4143,14 +4160,11 @@ class Daemon:
             raise fail_of(error) from None
         finally:
             mover.clean()
-        fence = self.ledger.fence
-        assert fence is not None
         with self.journal.locked():
             self.journal.make_room()
-            image = {"log": fence["log"], "commit": restore.commit, "boot": self.boot}
-            self.journal.append([{"t": "image", "image": image}])
+            self.journal.append([self._image_record(*restore.label[1:])])
         self.restore = None
-        self.index.stand((fence["log"], restore.commit), items, changed if step else None)
+        self.index.stand(restore.label, items, changed if step else None)
         for digest in list(self.staged):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"staging/{digest}", dir_fd=self.state_fd)
@@ -4259,7 +4273,7 @@ class Daemon:
 
     def _place(self, args: Args) -> tuple[int, int]:
         place = (args.number("call", _BIG), args.number("attempt", _BIG))
-        args.text("nonce", 128)
+        args.text("nonce", NONCE)
         return place
 
     def op_write(self, _task: Task, args: Args) -> Steps:

@@ -14,7 +14,7 @@ from perdure.spaces import image, wire
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.errors import SpaceError
 from perdure.spaces.image import Change, Directory, Entry, File, Link, Tree
-from perdure.spaces.wire import ContentRange, Scan, Unfit
+from perdure.spaces.wire import ContentRange, ImageName, Scan, Unfit
 
 _FETCH_BYTES = 16 << 20
 """What one request for contents asks for."""
@@ -49,14 +49,14 @@ async def capture(
     session: Session,
     tree: Tree,
     *,
-    number: int,
+    name: ImageName,
     pin: int,
     max_file_bytes: int,
     freeze: bool = False,
     sync: bool = False,
     full: bool = False,
 ) -> Captured:
-    """How the workspace differs from image ``number`` of the session's log, which is ``tree``.
+    """How the workspace differs from the image ``name`` of the session's log, which is ``tree``.
 
     Contents that the log lacks are fetched; what is too much to ride in a commit is stored under ``pin``. ``freeze``:
     what lives in the Space first; ``sync``: the workspace is on its disk afterwards; ``full``: every file is looked at.
@@ -75,11 +75,11 @@ async def capture(
     changes = [_change(change) for change in found]
     if scan.base is None:
         changes = image.difference(tree, changes)
-    elif (scan.base.log, scan.base.commit) != (session.info.log_id, number):
+    elif scan.base != name:
         # They are against another image: what that has and this has not cannot be told from them.
         assert not full, "a full scan is against nothing"
         return await capture(
-            client, session, tree, number=number, pin=pin, max_file_bytes=max_file_bytes, freeze=freeze, sync=sync,
+            client, session, tree, name=name, pin=pin, max_file_bytes=max_file_bytes, freeze=freeze, sync=sync,
             full=True,
         )  # fmt: skip
     return await _with_contents(client, session, scan.scan, changes, _inline(found, body), pin)

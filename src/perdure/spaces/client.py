@@ -270,10 +270,16 @@ class SpaceClient:
         return body
 
     async def settle(
-        self, *, commit: int | None = None, scan: int | None = None, floor: Place | None = None, thaw: bool = False
+        self,
+        *,
+        commit: int | None = None,
+        nonce: str = "",
+        scan: int | None = None,
+        floor: Place | None = None,
+        thaw: bool = False,
     ) -> Stand:
-        """Raises Restoring, ScanForgotten, SpaceFull."""
-        fields: dict[str, object] = {"thaw": thaw}
+        """``commit`` and ``nonce``: the image's. Raises Restoring, ScanForgotten, SpaceFull."""
+        fields: dict[str, object] = {"thaw": thaw, "nonce": nonce}
         fields |= {
             name: value for name, value in (("commit", commit), ("scan", scan), ("floor", floor)) if value is not None
         }
@@ -281,9 +287,11 @@ class SpaceClient:
 
     # --- restore and undo
 
-    async def restore_begin(self, *, commit: int, floor: Place | None = None) -> RestoreBegun:
-        """Raises SpaceProcessesRemain."""
-        fields: dict[str, object] = {"commit": commit} if floor is None else {"commit": commit, "floor": floor}
+    async def restore_begin(self, *, commit: int, nonce: str = "", floor: Place | None = None) -> RestoreBegun:
+        """``commit`` and ``nonce``: the image's. Raises SpaceProcessesRemain."""
+        fields: dict[str, object] = {"commit": commit, "nonce": nonce}
+        if floor is not None:
+            fields["floor"] = floor
         return (await self._link.ask("restore_begin", fields, RestoreBegun))[0]
 
     async def restore_image(self, restore: int, entries: Iterable[Entry]) -> None:

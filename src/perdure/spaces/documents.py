@@ -29,7 +29,8 @@ class OpenIntent(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     boot: str
     image: int
-    """The image the attempt began at."""
+    """The image the attempt began at; ``image_nonce`` is its."""
+    image_nonce: str = ""
 
 
 class RecoveryNote(TypedDict):
@@ -72,6 +73,8 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     image: int = 0
     """Number of the image the log implies; 0: there is none yet. It rises with each that differs, and where the Space
     stood at one of a later life of this log (rule S148)."""
+    image_nonce: str = ""
+    """New with each image: copies of this log may each have made one of that number. Images of old have none."""
     open: OpenIntent | None = None
     external: int = 0
     """How many images came from outside of calls."""

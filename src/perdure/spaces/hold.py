@@ -50,7 +50,7 @@ class Hold:
             state = await tx.draft(SpaceState, key=self._name)
             above = self._stands_above(fence)
             if fence is not None and fence.log == self._session.info.log_id:
-                _go_on_above(state, status, fence.log, above=above)
+                _go_on_above(state, status, fence.log, self._session.entropy.token(), above=above)
             if above:
                 assert fence is not None
                 tx.raise_epoch(fence.epoch + 1)
@@ -95,11 +95,12 @@ class Hold:
         return (fence.log, fence.epoch, fence.writer) != (info.log_id, info.epoch, info.writer)
 
 
-def _go_on_above(state: SpaceState, status: Status, log: str, *, above: bool) -> None:
+def _go_on_above(state: SpaceState, status: Status, log: str, nonce: str, *, above: bool) -> None:
     """Where the Space has seen a later life of this log, which was brought back from a copy, no number of that counts
     as this life's: what it left is no change of the user's, and its calls are not those to come (rule S148)."""
     reached = status.image.commit if status.image is not None and status.image.log == log else 0
     if state.image and (above or reached > state.image):
         state.image = max(state.image, reached) + 1
+        state.image_nonce = nonce
     if status.floor is not None and status.floor.call > state.calls:
         state.calls = status.floor.call

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from perdure.spaces.documents import OpenIntent
-from perdure.spaces.wire import CommandState, ImageRecord, Place
+from perdure.spaces.wire import CommandState, ImageName, ImageRecord, Place
 
 Decision: TypeAlias = Literal[
     "restore",  # the workspace is not the attempt's: bring back its base image, then another attempt or interrupted
@@ -40,7 +40,8 @@ def decide(intent: OpenIntent, stand: Stand, *, adoptable: bool) -> Decision:
     """``adoptable``: the tool's result is a function of its one command alone, and the call is to go on."""
     at_image = (
         stand.image is not None
-        and (stand.image.log, stand.image.commit, stand.image.boot) == (stand.log, intent.image, intent.boot)
+        and stand.image.name == ImageName(log=stand.log, commit=intent.image, nonce=intent.image_nonce)
+        and stand.image.boot == intent.boot
         and (stand.generation, stand.boot) == (intent.generation, intent.boot)
     )
     if not at_image:

@@ -16,7 +16,7 @@ from perdure.spaces.client import SpaceClient
 from perdure.spaces.errors import ContentChanged, ContentMissing, SpaceUnavailable
 from perdure.spaces.frames import BODY_BYTES
 from perdure.spaces.image import Directory, Link, Tree
-from perdure.spaces.wire import CHUNK_BYTES, Displaced, Entry, Place, Restored, SpacePath
+from perdure.spaces.wire import CHUNK_BYTES, Displaced, Entry, ImageName, Place, Restored, SpacePath
 
 _PUT_AT_ONCE = BODY_BYTES // CHUNK_BYTES
 _TRIES = 5
@@ -28,18 +28,18 @@ async def restore(
     session: Session,
     tree: Tree,
     *,
-    number: int,
+    image_name: ImageName,
     floor: Place | None,
     preserve_bytes: int,
     name: str,
 ) -> Restored:
-    """Make the workspace image ``number``, which is ``tree``. Everything that lives in the Space is killed first.
+    """Make the workspace the image ``image_name``, which is ``tree``. All that lives in the Space is killed first.
 
     ``floor``: what is below it never starts again. ``preserve_bytes``: at most so much is moved to the recovery folder
     ``name``, which is no other restore's. Raises SpaceUnavailable for contents that the log has lost, and what the
     client raises; the Space then has no image record, so that whoever comes next restores it again.
     """
-    begun = await client.restore_begin(commit=number, floor=floor)
+    begun = await client.restore_begin(commit=image_name.commit, nonce=image_name.nonce, floor=floor)
     if not begun.known:
         await client.restore_image(begun.restore, _entries(tree))
     for tried in range(_TRIES):

@@ -63,7 +63,7 @@ from perdure.spaces.recovery import Decision, Stand, decide, reason
 from perdure.spaces.restore import restore
 from perdure.spaces.settings import SpaceSettings
 from perdure.spaces.turns import Turns
-from perdure.spaces.wire import Advanced, ExecKey, Place, Restored
+from perdure.spaces.wire import Advanced, ExecKey, ImageName, Place, Restored
 
 T = TypeVar("T")
 
@@ -103,8 +103,8 @@ class SpaceScope:
         """How open calls go on, until it is committed with their outcome or next intent."""
         self._background: dict[int, list[BackgroundNote]] = {}
         """What open calls put in the background, until it is committed with their outcome."""
-        self._settled: dict[int, tuple[int, int | None]] = {}
-        """Of calls whose outcome is committed: the number of its image, and the scan that this was taken with."""
+        self._settled: dict[int, tuple[ImageName, int | None]] = {}
+        """Of calls whose outcome is committed: its image, and the scan that this was taken with."""
         self._lasting = False
         """Something may run in the background: what is compared is frozen meanwhile."""
 
@@ -254,6 +254,7 @@ class SpaceScope:
             generation=hold.generation,
             boot=hold.boot,
             image=state.image,
+            image_nonce=state.image_nonce,
         )
         state.open = intent
         self._intents[call.id] = intent
@@ -290,7 +291,7 @@ class SpaceScope:
         self._write_note(tx, state, call)
         state.open = None
         tx.unpin_contents(call.id)
-        self._settled[call.id] = state.image, None if captured is None else captured.scan
+        self._settled[call.id] = self._name_of(state), None if captured is None else captured.scan
         self._over.add(call.id)
 
     async def leave(self, call: OpenCall, *, outcome: bool) -> None:
@@ -312,8 +313,10 @@ class SpaceScope:
 
     async def _settle(self, call: OpenCall) -> None:
         """The Space stands at the image of the outcome; its keys are forgotten, what lives in it goes on."""
-        number, scan = self._settled[call.id]
-        stand = await self.client.settle(commit=number, scan=scan, floor=self._above(call), thaw=True)
+        name, scan = self._settled[call.id]
+        stand = await self.client.settle(
+            commit=name.commit, nonce=name.nonce, scan=scan, floor=self._above(call), thaw=True
+        )
         self._held().image = stand.image
         if self._reclaiming is not None and not self.ending:
             self._reclaiming.image_made()
@@ -410,17 +413,17 @@ class SpaceScope:
             await self._take([])
             if self._lasting:
                 await self.client.thaw()  # The driver before may have ended while it captured.
-        _, number = await self._image()
+        _, name = await self._image()
         record = hold.image
         left = await self._left_open()
-        if number == 0:
+        if name.commit == 0:
             await self._take_over(call)
         elif left is not None:
             await self._restore(floor=Place(call=left.number, attempt=left.attempt + 1))
             await self._tell_restored("a call had ended without a result of it")
             async with self._bound().commit() as tx:
                 (await tx.draft(SpaceState, key=self._name)).open = None
-        elif record is None or (record.log, record.commit) != (self._bound().info.log_id, number):
+        elif record is None or record.name != name:
             await self._restore(floor=None)
             await self._tell_restored("it did not stand at the image of the log")
 
@@ -446,31 +449,32 @@ class SpaceScope:
     async def _take_over_still(self, call: OpenCall, *, freeze: bool) -> None:
         """The call pins the contents meanwhile."""
         session, hold = self._bound(), self._held()
-        _, number = await self._image()
-        captured = await self._capture(pin=call.id, freeze=freeze, sync=number == 0)
-        if captured.changes and number:
+        _, name = await self._image()
+        captured = await self._capture(pin=call.id, freeze=freeze, sync=name.commit == 0)
+        if captured.changes and name.commit:
             captured = await self._capture(pin=call.id, freeze=freeze, sync=True)
-        if captured.changes or number == 0:
+        if captured.changes or name.commit == 0:
             async with session.commit() as tx:
                 state = await tx.draft(SpaceState, key=self._name)
                 await self._stage(tx, state, captured)
                 state.external += 1
-                number = state.image
+                name = self._name_of(state)
                 tx.unpin_contents(call.id)
         elif hold.image is not None and hold.image.boot == hold.boot:
             return
-        hold.image = (await self.client.settle(commit=number, scan=captured.scan)).image
+        stand = await self.client.settle(commit=name.commit, nonce=name.nonce, scan=captured.scan)
+        hold.image = stand.image
 
     async def _capture(self, *, pin: int, freeze: bool, sync: bool) -> Captured:
         """Raises UnfitForImage, also for a workspace that does not hold still."""
-        tree, number = await self._image()
+        tree, name = await self._image()
         for _ in range(_TRIES):
             try:
                 return await capture(
                     self.client,
                     self._bound(),
                     tree,
-                    number=number,
+                    name=name,
                     pin=pin,
                     max_file_bytes=self._settings.max_file_bytes,
                     freeze=freeze,
@@ -484,13 +488,13 @@ class SpaceScope:
 
     async def _restore(self, *, floor: Place | None) -> Restored:
         session, hold = self._bound(), self._held()
-        tree, number = await self._image()
+        tree, image_name = await self._image()
         name = f"{self._name}-{session.clock.wall()}-{session.entropy.token()[:8]}"
         done = await restore(
             self.client,
             session,
             tree,
-            number=number,
+            image_name=image_name,
             floor=floor,
             preserve_bytes=self._settings.preserve_bytes,
             name=name,
@@ -517,8 +521,8 @@ class SpaceScope:
 
     # --- the log -----------------------------------------------------------------------------------------------
 
-    async def _image(self) -> tuple[Tree, int]:
-        """The log's image and its number; 0: there is none yet."""
+    async def _image(self) -> tuple[Tree, ImageName]:
+        """The log's image and its name; number 0: there is none yet."""
         session = self._bound()
         state = await session.snapshot(SpaceState, key=self._name)
         found = await session.snapshot(SpaceImage, key=self._name)
@@ -527,7 +531,7 @@ class SpaceScope:
             plain = found.shared_json()
             assert isinstance(plain, dict), "a document is an object"
             tree = cast("Tree", plain["dirs"])
-        return tree, 0 if state is None else state.image
+        return tree, self._name_of(state or SpaceState())
 
     async def _stage(self, tx: Transaction, state: SpaceState, captured: Captured) -> None:
         """The next image of the log."""
@@ -535,6 +539,10 @@ class SpaceScope:
         kept = await tx.draft(SpaceImage, key=self._name)
         image.apply(kept.dirs, captured.changes)
         state.image += 1
+        state.image_nonce = tx.session.entropy.token()
+
+    def _name_of(self, state: SpaceState) -> ImageName:
+        return ImageName(log=self._bound().info.log_id, commit=state.image, nonce=state.image_nonce)
 
     def _note(self, call: OpenCall, kind: RecoveryKind, why: str, error: Exception | None = None) -> None:
         """``error``: what ``why`` quotes; names of files may be in it, which no report's message has (rule H285)."""

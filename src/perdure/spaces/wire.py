@@ -98,12 +98,26 @@ class Fence(_Wire, frozen=True, kw_only=True):
     connection: int
 
 
+class ImageName(_Wire, frozen=True, kw_only=True):
+    """Which image: a log, a number, and the nonce it was made with. Stores that were copied, and went on apart from
+    each other, may each have an image of a number."""
+
+    log: str
+    commit: int
+    nonce: str = ""
+
+
 class ImageRecord(_Wire, frozen=True, kw_only=True):
     """The image the workspace stands at."""
 
     log: str
     commit: int
+    nonce: str = ""
     boot: str
+
+    @property
+    def name(self) -> ImageName:
+        return ImageName(log=self.log, commit=self.commit, nonce=self.nonce)
 
 
 CommandState: TypeAlias = Literal["absent", "void", "running", "exited", "cut_off", "unknown"]
@@ -271,11 +285,6 @@ class Change(_Wire, frozen=True, kw_only=True):
             chunks=self.chunks,
             target=self.target,
         )
-
-
-class ImageName(_Wire, frozen=True, kw_only=True):
-    log: str
-    commit: int
 
 
 class Unfit(_Wire, frozen=True, kw_only=True):
