@@ -141,7 +141,9 @@ def test_several_questions_are_answered_in_their_order_and_told_once_h110() -> N
     questions = Questions()
     questions.asked(asked(1))
     first = words(questions.present() or [])
-    assert "? pay  waits for your word\n  │ n: 1\n  │ text: a\n  │   rm -r .\\rls\\x1b[31m\n  │ many: x\n" in first
+    assert (
+        "? pay  waits for your word\n  │ n: 1\n  │ text: a\n  │ │ rm -r .⟨U+000D⟩ls⟨U+001B⟩[31m\n  │ many: x\n" in first
+    )
     assert "104 more lines: perdure approvals ls --json shows all" in first
     questions.asked(asked(2))
     assert questions.present() is None

@@ -395,8 +395,8 @@ def test_all_of_a_choice_is_shown_h334() -> None:
     schema: dict[str, JsonValue] = {"enum": ["no", "delete all\ryes", "\x1b[8mhidden\x1b[0m\nand more"]}
     questions._open[4] = Asking(4, "t", "Really?", schema)
     shown = [rendered(each, "none") for each in questions.present() or ()]
-    assert shown[2:] == ["  1  no", "  2  delete all\\ryes", "  3  \\x1b[8mhidden\\x1b[0m ⏎ and more"]
-    assert rendered(answer_line(chosen(schema, "2")), "none") == "  answered: delete all\\ryes"
+    assert shown[2:] == ["  1  no", "  2  delete all⟨U+000D⟩yes", "  3  ⟨U+001B⟩[8mhidden⟨U+001B⟩[0m ⏎ and more"]
+    assert rendered(answer_line(chosen(schema, "2")), "none") == "  answered: delete all⟨U+000D⟩yes"
 
 
 def test_those_for_later_are_asked_again_before_all_others_h334() -> None:

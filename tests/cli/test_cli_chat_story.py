@@ -4,7 +4,7 @@ when it goes on after a crash."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -48,6 +48,7 @@ from perdure.events import (
 )
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import COMPACTION, InboxItem, LiveMessage, LiveTool, ToolResultData
+from perdure.harness.environment import Effects
 from perdure.harness.events import QuestionOutcome
 from perdure.harness.messages import (
     AssistantMessage,
@@ -59,9 +60,11 @@ from perdure.harness.messages import (
     UserMessage,
     encode_messages,
 )
-from perdure.harness.registry import Registry
+from perdure.harness.registry import Extension, Registry
+from perdure.harness.tool import AnyTool, tool
 from perdure.kernel.json import JsonValue
 from perdure.kernel.records import EntryRecord, to_raw
+from perdure.spaces.documents import SpaceState
 from perdure.tasks.inspect import LiveTask
 from perdure.testing.model import ScriptedModel, call, say
 
@@ -529,11 +532,17 @@ KILLED = HolderLine(pid=77, host="here", since=0, state="ended")
 
 
 def said_of(
-    first: Snapshot, *, killed: HolderLine | None = KILLED, opened_at: int = 1, elsewhere: Sequence[int] = ()
+    first: Snapshot,
+    *,
+    killed: HolderLine | None = KILLED,
+    opened_at: int = 1,
+    elsewhere: Sequence[int] = (),
+    tools: Sequence[AnyTool] = (),
+    space: SpaceState | None = None,
 ) -> list[str]:
     told = Told(first)
     registry = Registry()
-    registry.install(coding_tools())
+    registry.install(coding_tools(), Extension("more", tools=tools))
     tasks = [
         LiveTask(
             id=100 + number,
@@ -556,6 +565,7 @@ def said_of(
         registry=registry,
         agent=Agent(),
         tasks=tasks,
+        space=space,
     )
     return lines(found)
 
@@ -593,6 +603,27 @@ def test_each_call_is_told_with_what_becomes_of_it() -> None:
         "  had not begun; it runs now",
         "▸ of another program",
         unknown,
+    ]
+
+
+def test_a_call_in_a_space_is_told_by_what_its_tool_says_of_its_arguments() -> None:
+    def which(arguments: Mapping[str, JsonValue]) -> Effects:
+        return "space" if arguments["where"] == "here" else "world"
+
+    @tool(effects=which)
+    async def work(where: str) -> str:
+        """Work."""
+        return where
+
+    parts = [ToolCallPart(f"c{at}", "work", to_raw({"where": where})) for at, where in ((7, "here"), (8, "there"))]
+    message = AssistantMessage(content=tuple(parts), provider="test", model="m", stop_reason="tool_use")
+    round = entry(6, "pi.assistant", message, {"calls": [7, 8]})
+    first = snapshot(user(3, "go"), round, run=[3], tools={"7": live_tool("work"), "8": live_tool("work")})
+    assert said_of(first, tools=[work], space=SpaceState())[2:] == [
+        '▸ work  {"where": "here"}',
+        "  was running in its Space: it is undone and runs again",
+        '▸ work  {"where": "there"}',
+        "  was running, with the output above until then; it may have had its effect",
     ]
 
 

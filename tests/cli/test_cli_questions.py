@@ -157,7 +157,7 @@ async def test_why_a_question_takes_no_answer_is_said_h331(tmp_path: Path) -> No
     for id, words in (
         (999, f"there is no question 999; perdure questions ls {store} lists what is asked"),
         (task, f"question {task} was withdrawn at "),
-        (task, "UTC: not now\n"),
+        (task, "UTC: not⟨U+001B⟩[31m now\n"),
         (question.call, f"task {question.call} is no question; perdure questions ls {store} lists"),
     ):
         done = await perdure("questions", "answer", store, id, "4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -13,6 +13,7 @@ from harness.doubles import settle
 from harness.tool_world import ROOT, ToolWorld, until
 from perdure.harness.environment import (
     CallOutcome,
+    Effects,
     EnvironmentLost,
     EnvironmentRefuses,
     EnvironmentUnusable,
@@ -156,6 +157,30 @@ async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     yield bench
     await bench.world.close()
+
+
+@pytest.mark.parametrize("wrong", [ValueError("on purpose"), SystemExit(3), None])
+async def test_a_function_that_does_not_say_what_a_call_changes_is_reported_s159(
+    bench: Bench, wrong: BaseException | None
+) -> None:
+    """It is taken to change anything; silently so it would never be adopted or undone, and nobody knew why."""
+
+    def which(arguments: Mapping[str, JsonValue]) -> Effects:
+        if wrong is not None:
+            raise wrong
+        return cast("Effects", "nothing")
+
+    @tool(effects=which)
+    async def work(env: ExecutionEnvironment) -> str:
+        """Work."""
+        return "done"
+
+    await bench.world.open(work)
+    assert (await bench.world.run("work")).text == "done"
+    assert bench.environment.calls[-1].effects == "world"
+    (report,) = bench.world.reports
+    assert (report.type, report.kind, report.conversation) == ("effects_check_failed", "pi.tool", ROOT)
+    assert report.error is wrong or (wrong is None and isinstance(report.error, TypeError))
 
 
 async def test_a_scope_is_asked_at_its_places_in_order(bench: Bench) -> None:

@@ -4,6 +4,7 @@ H356)."""
 from __future__ import annotations
 
 import asyncio
+from itertools import permutations
 
 import pytest
 
@@ -11,6 +12,7 @@ from harness.kit import Hold, kinds, opened, rest
 from perdure.harness.conversation import Conversation
 from perdure.harness.documents import TOOL_RESULT, USER
 from perdure.harness.harness import Harness
+from perdure.harness.hooks import HookCall, before_tool
 from perdure.harness.messages import ToolResultMessage, UserMessage, decode_messages
 from perdure.harness.model import ModelError, ModelRequest
 from perdure.harness.registry import Extension
@@ -337,3 +339,52 @@ async def _queued(harness: Harness, root: Conversation) -> bool:
 def test_a_report_is_put_as_steer_or_follow_up() -> None:
     with pytest.raises(ValueError, match="report is"):
         persistent_subagents(report="reject")
+
+
+START, MESSAGE, STOP = "start_agent", "message_agent", "stop_agent"
+STARTED, SENT, STOPPED = "'w' is at work. What it answers will be told.", "Sent.", "Stopped."
+THERE, NONE = (
+    "There is a subagent named 'w' already: send it a message.",
+    "There is no subagent named 'w'. There are: none.",
+)
+
+
+def outcomes(order: tuple[str, ...], there: bool) -> list[str]:
+    """What a round comes to where each call is over before the next begins."""
+    told: list[str] = []
+    for name in order:
+        if name == START:
+            told.append(THERE if there else STARTED)
+        else:
+            told.append(NONE if not there else SENT if name == MESSAGE else STOPPED)
+        there = name == START or (name == MESSAGE and there)
+    return told
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("order", [*permutations((START, MESSAGE, STOP)), (START, MESSAGE), (STOP, START)])
+async def test_the_calls_of_one_round_follow_one_another_h358(order: tuple[str, ...], there: bool) -> None:
+    """However long each takes to begin: a model that begins an agent and tells it something means it in that order."""
+    slow = {name: 5 * (len(order) - place) for place, name in enumerate(order)}
+
+    @before_tool
+    async def late(asked: HookCall) -> None:
+        for _ in range(slow.get(asked.name, 0)):
+            await asyncio.sleep(0)
+
+    round = calls(*(call(name, name="w") if name == STOP else call(name, name="w", prompt="Work.") for name in order))
+    script = {**SCRIPT, "Round.": [round, say("so")]}
+    extension = Extension("agents", tools=list(TOOLS), hooks=[late])
+    async with opened(ScriptedModel(script), extensions=[extension]) as harness:
+        root = await harness.root()
+        before = []
+        if there:
+            await ask(root, "Begin.")
+            await harness.idle(background=True)
+            before = [STARTED]
+        assert await ask(root, "Round.") == "so"
+        assert await results(root) == [*before, *outcomes(order, there)]
+        for other in root.subagents():
+            await root.stop_subagent(other.id)
+        await harness.idle(background=True)
+        assert not harness.session.live.settled

@@ -288,6 +288,19 @@ async def test_what_waits_in_a_childs_conversation_ends_with_the_call_h357(reope
         await ended_with_the_call(harness, said.id, noted.id)
 
 
+async def test_what_a_store_has_queued_below_an_ended_call_is_not_kept_in_mind_h357() -> None:
+    """As an earlier release could leave it: no end of that call comes that would let go of it."""
+    storage = MemoryStorage()
+    async with opened(ScriptedModel(SCRIPT), storage=storage, tools=(subagent(), look)) as harness:
+        await (await (await harness.root()).submit("Ask.")).wait()
+        below = await child(harness)
+        async with harness.session.commit() as tx:
+            tx.new_submission(type="write", status="queued", digest="d", request_id=None, conversation=below.id)
+    async with opened(ScriptedModel(SCRIPT), storage=storage.snapshot(), tools=(subagent(), look)) as harness:
+        assert len(await harness.session.submissions(status="queued")) == 1
+        assert not harness._leftovers._waiting
+
+
 async def ended_with_the_call(harness: Harness, said_id: int, noted_id: int) -> None:
     said, noted = await harness.submission(said_id), await harness.submission(noted_id)
     await (await harness.root()).abort()

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from perdure.cli.exact import exact_json
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.harness.repair import Schema
 from perdure.kernel.json import JsonValue, encode_json
@@ -43,6 +44,6 @@ def answer_words(schema: Schema) -> str:
     """What an answer has to be: its choices, or its JSON Schema."""
     choices = choices_of(schema)
     if choices:
-        words = ", ".join(one_line(msgspec.json.encode(choice).decode()) for choice in choices)
+        words = ", ".join(exact_json(choice) for choice in choices)
         return shortened(words if len(choices) == 1 else f"one of {words}", WIDEST)
     return shortened(one_line(encode_json(schema).decode()), WIDEST)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from perdure.cli.errors import CommandError
+from perdure.cli.exact import exact_words
 from perdure.cli.stores import looking
-from perdure.cli.text import one_line, shortened, when
+from perdure.cli.text import when
 from perdure.harness.approval import Decision
 from perdure.harness.approvals import asked_of, decided
 from perdure.harness.documents import TOOL_RESULT, ToolResultData
@@ -120,4 +121,4 @@ def _why(record: TaskRecord) -> str:
 
 
 def _short(text: str) -> str:
-    return shortened(one_line(text.replace("\n", " ")), WIDEST)
+    return exact_words(text, WIDEST)

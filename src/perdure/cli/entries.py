@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from perdure.cli.exact import exact, exact_words
 from perdure.cli.style import Line, Style, line
 from perdure.cli.text import counted, lines_of, one_line, shortened
 from perdure.harness.documents import (
@@ -84,8 +85,8 @@ def calls_of(entry: EntryRecord) -> dict[int, Call]:
 
 def heading(call: Call) -> Line:
     """What a call is about, in a line."""
-    about = one_line(_about(call).replace("\n", " ⏎ "))
-    return (("tool", f"▸ {one_line(call.name)}"), ("plain", f"  {shortened(about, HEADING)}" if about else ""))
+    about = exact_words(_about(call), HEADING)
+    return (("tool", f"▸ {exact(call.name)}"), ("plain", f"  {about}" if about else ""))
 
 
 def _about(call: Call) -> str:

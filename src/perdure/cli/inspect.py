@@ -19,16 +19,16 @@ from rich.text import Text
 from perdure.cli.asked import answer_words
 from perdure.cli.compactions import compaction_lines
 from perdure.cli.decided import decision_of, decision_words, question_words
+from perdure.cli.exact import ascii_json, exact_json
 from perdure.cli.secrets import Secrets
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
-from perdure.cli.text import lines_of, one_line, printable, shortened, size, when
+from perdure.cli.text import lines_of, printable, shortened, size, when
 from perdure.harness.approval import APPROVAL
 from perdure.harness.approvals import asked_of, question_of
 from perdure.harness.documents import Inbox, Live, Meta, ToolInput
 from perdure.harness.person import ANSWER, QUESTION, open_question
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
-from perdure.kernel.json import encode_json
 from perdure.kernel.records import ConversationRecord, Pending, Sleeping, SubmissionRecord, TaskRecord, Waiting
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
@@ -243,7 +243,7 @@ def _person(record: TaskRecord, now: int) -> PersonLine | None:
         answer = "" if question.schema == {"type": "string"} else f" (answer: {answer_words(question.schema)})"
         tool, wants, what = question.tool, "answer", f"{' '.join(lines_of(question.text))}{answer}"
     elif call is not None:
-        tool, wants, what = call.tool, "approval", one_line(encode_json(call.arguments).decode())
+        tool, wants, what = call.tool, "approval", exact_json(call.arguments)
     else:
         return None
     asked = question or call
@@ -353,7 +353,7 @@ def _submission(record: SubmissionRecord) -> SubmissionLine:
 def render(report: StoreReport, *, as_json: bool) -> None:
     """Print the report."""
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        typer.echo(msgspec.json.format(ascii_json(msgspec.json.encode(report))))
         return
     typer.secho(printable(report.path), bold=True)
     typer.echo(

@@ -51,8 +51,10 @@ async def _waiting(path: Path) -> list[PersonQuestion]:
 def _as_json(question: PersonQuestion) -> str:
     import msgspec
 
+    from perdure.cli.exact import ascii_json
+
     names = ("task", "conversation_id", "call", "tool", "text", "schema", "asked_at", "expires_at")
-    return msgspec.json.encode({name: getattr(question, name) for name in names}).decode()
+    return ascii_json(msgspec.json.encode({name: getattr(question, name) for name in names}))
 
 
 def _told(question: PersonQuestion) -> str:

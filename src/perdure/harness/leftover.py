@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Final
 
 from perdure.harness.inbox import place, withdraw
 from perdure.harness.settings import Settings
-from perdure.kernel.records import ConversationRecord, Terminal
+from perdure.kernel.records import ConversationRecord, TaskRecord, Terminal
 from perdure.kernel.session import Session, Settled
 from perdure.kernel.storage import MAX_SCAN
 from perdure.kernel.transaction import Transaction
@@ -34,12 +34,12 @@ class Leftovers:
             for submission in page:
                 conversation = await self._session.conversation(submission.conversation_id)
                 assert conversation is not None, "a conversation in which something waits is not deleted"
-                self._queued(conversation)
+                self._queued(conversation, self._session.live.settled)
             after = page[-1].id
 
-    def _queued(self, conversation: ConversationRecord) -> None:
-        """Something waits in it from now on."""
-        if conversation.owner is not None:
+    def _queued(self, conversation: ConversationRecord, *owners: Mapping[int, TaskRecord]) -> None:
+        """Something waits in it from now on. One whose owner has ended belongs to nobody, and is not kept here."""
+        if conversation.owner is not None and any(conversation.owner in known for known in owners):
             self._waiting.setdefault(conversation.owner, set()).add(conversation.id)
 
     def _derive(self, tx: Transaction) -> Awaitable[None] | None:
@@ -57,7 +57,7 @@ class Leftovers:
 
     async def _follow(self, tx: Transaction, queued: Collection[int]) -> None:
         for id in queued:
-            self._queued(await tx.conversation(id))
+            self._queued(await tx.conversation(id), tx.changed_tasks, self._session.live.staged)
         await self._end(tx, self._ended(tx))
 
     async def _end(self, tx: Transaction, conversations: Sequence[int]) -> None:

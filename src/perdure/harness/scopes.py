@@ -78,6 +78,19 @@ class CallView(msgspec.Struct, frozen=True, kw_only=True):
 def view(session: Session, record: TaskRecord, input: ToolInput, intent: CallIntent, tool: AnyTool | None) -> CallView:
     """A call with its intent. ``tool``: as it is now, or None if there is none any more."""
     arguments = from_raw(intent.arguments)
+
+    def failed(error: BaseException) -> None:
+        session.report(
+            Report(
+                type="effects_check_failed",
+                message=f"{input.name}: effects did not say what a call changes; it is taken to change anything",
+                task=record.id,
+                kind=TOOL_TASK,
+                conversation=record.conversation_id,
+                error=error,
+            )
+        )
+
     return CallView(
         id=record.id,
         conversation_id=record.conversation_id,
@@ -87,7 +100,7 @@ def view(session: Session, record: TaskRecord, input: ToolInput, intent: CallInt
         attempt=intent.attempt,
         scope_data=from_raw(intent.scope_data),
         replay_safe=intent.replay == "safe" and tool is not None and tool.replay == "safe",
-        effects="world" if tool is None else tool.effects_of(arguments),
+        effects="world" if tool is None else tool.effects_of(arguments, failed),
         adoptable=tool is not None and tool.adoptable,
         abort_requested=record.abort_requested,
     )

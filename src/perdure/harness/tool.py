@@ -197,16 +197,23 @@ class ToolDefinition(Generic[P, R_co]):
         """The tool as it is offered to a model."""
         return ToolSpec(name=self.name, description=self.description, parameters=self.signature.schema)
 
-    def effects_of(self, arguments: JsonValue) -> Effects:
-        """What a call with these arguments changes (rule S159)."""
+    def effects_of(self, arguments: JsonValue, report: Callable[[BaseException], None] | None = None) -> Effects:
+        """What a call with these arguments changes: anything, where a function of the tool's fails to say (rule S159).
+
+        ``report`` is told why it does.
+        """
         if not callable(self.effects):
             return self.effects
         try:
             # Of its own: what it does to them is not what the environment hears of the call.
             said = self.effects(cast("Mapping[str, JsonValue]", copy_json(arguments, at="arguments")))
-        except (Exception, SystemExit):  # the tool's own code
+            if said not in get_args(Effects):
+                raise TypeError(f"effects is one of {get_args(Effects)}, not {said!r}")
+        except (Exception, SystemExit) as error:  # the tool's own code
+            if report is not None:
+                report(error)
             return "world"
-        return said if said in get_args(Effects) else "world"
+        return said
 
     @property
     def uses_environment(self) -> bool:
@@ -401,7 +408,8 @@ def tool(
     - ``output``: how much of a result is kept, in whole lines, and which end of it.
     - ``result``: a type that the result's JSON must fit.
     - ``effects``: what the tool changes: nothing ("read"), only its environment ("space"), or anything ("world"); or a
-      plain function that says so of a call's arguments. One that raises means "world".
+      plain function that says so of a call's arguments. One that raises means "world", and is reported
+      (``effects_check_failed``).
     - ``adoptable``: the result is a pure function of the exit and output of the one command it runs.
     - ``callers``: who may call it: "model", "tool" (another tool, by ``call.call``) or both; a tool that is not for the
       model is never offered to it.

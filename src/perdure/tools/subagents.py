@@ -147,8 +147,9 @@ async def _shown(call: ToolCall, conversation: Conversation) -> AsyncGenerator[N
 def persistent_subagents(agents: Mapping[str, Subagent] | None = None, *, report: InputMode = "steer") -> list[AnyTool]:
     """Tools to begin agents that stay, send them messages, list and stop them (rules H163 to H165).
 
-    None of them waits for an answer: that comes as an input of its own, put as ``report`` says. ``agents``: as of
-    ``subagent``. Raises ValueError.
+    None of them waits for an answer: that comes as an input of its own, put as ``report`` says. In a round with one
+    that begins, tells or stops an agent the calls run one after the other (rule H358). ``agents``: as of ``subagent``.
+    Raises ValueError.
     """
     chosen = _chosen(agents)
     if report not in get_args(InputMode) or report == "reject":
@@ -174,7 +175,7 @@ def persistent_subagents(agents: Mapping[str, Subagent] | None = None, *, report
         start_one.__annotations__["agent"] = _names(chosen)
     made.__doc__ = f"{words}\n\nArgs:\n    name: What to call it.\n    prompt: Its first task.\n    agent: Who it is.\n"
 
-    @tool(replay="safe")
+    @tool(replay="safe", sequential=True)
     async def message_agent(name: str, prompt: str, call: ToolCall) -> str:
         """Send a message to an agent that was begun. What it answers is told to you as a message.
 
@@ -191,7 +192,7 @@ def persistent_subagents(agents: Mapping[str, Subagent] | None = None, *, report
         there = persistent.running(call.harness, call.conversation_id)
         return "\n".join(f"{other.name}: {'at work' if other.busy else 'waits'}" for other in there) or "None."
 
-    @tool(replay="safe")
+    @tool(replay="safe", sequential=True)
     async def stop_agent(name: str, call: ToolCall) -> str:
         """Stop an agent that was begun; what it is doing is broken off.
 
@@ -201,7 +202,12 @@ def persistent_subagents(agents: Mapping[str, Subagent] | None = None, *, report
         await persistent.stop_by(call, name)
         return "Stopped."
 
-    return [tool(name="start_agent", description=words, replay="safe")(made), message_agent, list_agents, stop_agent]
+    return [
+        tool(name="start_agent", description=words, replay="safe", sequential=True)(made),
+        message_agent,
+        list_agents,
+        stop_agent,
+    ]
 
 
 def _chosen(agents: Mapping[str, Subagent] | None) -> dict[str, Subagent]:

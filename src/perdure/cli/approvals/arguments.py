@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
+from perdure.cli.exact import EMPTY, could_be_json, exact, exact_name
 from perdure.cli.style import Line, line
-from perdure.cli.text import counted, printable, shortened
+from perdure.cli.text import counted, shortened
 from perdure.kernel.json import JsonValue
 
 MOST_LINES: Final = 200
@@ -18,28 +19,36 @@ WIDEST: Final = 4_000
 
 
 def argument_lines(arguments: JsonValue, *, indent: str = "  ") -> list[Line]:
-    """Every argument by its name. What does not fit is counted, never left out silently."""
-    lines = list(_texts(arguments))
-    shown = [line(f"{indent}{shortened(text, WIDEST)}") for text in lines[:MOST_LINES]]
-    cut = len(lines) - MOST_LINES
-    if cut > 0 or any(len(text) > WIDEST for text in lines[:MOST_LINES]):
+    """Every argument by its name, so that two calls are never shown alike. What does not fit is counted, never left
+    out silently."""
+    raw = list(_lines(arguments))
+    texts = [head + exact(text[:WIDEST]) for head, text in raw[:MOST_LINES]]
+    shown = [line(f"{indent}{shortened(text, WIDEST)}") for text in texts]
+    cut = len(raw) - MOST_LINES
+    long = any(len(text) > WIDEST for text in (*texts, *(text for _, text in raw[:MOST_LINES])))
+    if cut > 0 or long:
         what = f"{counted(cut, 'more line')}: " if cut > 0 else "lines that are too long: "
         shown.append(line(f"{indent}┆ {what}perdure approvals ls --json shows all", "warning"))
     return shown
 
 
-# Not as a terminal would show it at the end, like ``lines_of``: what is overwritten there would run all the same.
-def _texts(arguments: JsonValue) -> Iterator[str]:
+def _lines(arguments: JsonValue) -> Iterator[tuple[str, str]]:
+    """What stands before a line, and the line as it is in the call."""
     if not isinstance(arguments, dict):
-        yield printable(json.dumps(arguments, ensure_ascii=False))
+        yield "", json.dumps(arguments, ensure_ascii=False)
         return
     for name, value in arguments.items():
-        if isinstance(value, str):
+        head = f"{exact_name(name)}: "
+        if value == "":
+            yield f"{head}{EMPTY}", ""
+        elif isinstance(value, str) and "\n" in value:
             first, *rest = value.split("\n")
-            yield f"{printable(name)}: {printable(first)}"
-            yield from (f"  {printable(text)}" for text in rest)
+            yield head, first
+            yield from (("│ ", text) for text in rest)
+        elif isinstance(value, str) and not could_be_json(value):
+            yield head, value
         else:
-            yield f"{printable(name)}: {printable(json.dumps(value, ensure_ascii=False))}"
+            yield head, json.dumps(value, ensure_ascii=False)
 
 
 def who() -> str:

@@ -12,10 +12,11 @@ from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
 from perdure.cli.decided import call_over
 from perdure.cli.errors import CommandError
+from perdure.cli.exact import ascii_json, exact
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import looking
 from perdure.cli.style import Line, rendered
-from perdure.cli.text import one_line, when
+from perdure.cli.text import when
 from perdure.harness.approval import ApprovalRefused, check_words
 from perdure.harness.approvals import Question, pending
 from perdure.harness.harness import Harness
@@ -34,13 +35,13 @@ async def waiting(path: Path) -> list[Question]:
 def render(found: list[Question], *, as_json: bool) -> None:
     if as_json:
         for question in found:
-            typer.echo(msgspec.json.encode(asdict(question)).decode())
+            typer.echo(ascii_json(msgspec.json.encode(asdict(question))))
         return
     if not found:
         typer.echo("no call waits for approval")
     for question in found:
         typer.echo(
-            f"{question.task}  {one_line(question.tool)}  in conversation {question.conversation_id}, "
+            f"{question.task}  {exact(question.tool)}  in conversation {question.conversation_id}, "
             f"asked {when(question.asked_at)}, until {when(question.expires_at)}"
         )
         lines: list[Line] = argument_lines(question.arguments, indent="    ")
@@ -87,7 +88,7 @@ async def decide(path: Path, task: int, *, allow: bool, reason: str = "", edit: 
     if not result["first"]:
         raise await call_over(path, task) or CommandError(f"call {task} was decided already")
     what = "denied" if not allow else "allowed" if arguments is None else "allowed with other arguments"
-    typer.echo(f"{what}: call {task} of {one_line(question.tool)}")
+    typer.echo(f"{what}: call {task} of {exact(question.tool)}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import typer
 from perdure.cli.approvals.arguments import who
 from perdure.cli.approvals.ask import KEPT, NOT_YET, done
 from perdure.cli.errors import CommandError
+from perdure.cli.exact import ascii_json, exact_json, exact_name
 from perdure.cli.stores import looking
-from perdure.cli.text import one_line, when
+from perdure.cli.text import when
 from perdure.harness.approval_rules import (
     ApprovalRule,
     ApprovalRules,
@@ -26,6 +28,9 @@ from perdure.harness.approval_rules import (
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import JsonValue, decode_json
+
+_NAMES = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+")
+"""A name of a tool, or a plain pattern of names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ async def listed(path: Path) -> list[ApprovalRule]:
 def render(found: Sequence[ApprovalRule], *, as_json: bool) -> None:
     if as_json:
         for rule in found:
-            typer.echo(msgspec.json.encode(rule).decode())
+            typer.echo(ascii_json(msgspec.json.encode(rule)))
         return
     if not found:
         typer.echo("no rules: a person is asked about every call that needs approval")
@@ -100,24 +105,28 @@ def render(found: Sequence[ApprovalRule], *, as_json: bool) -> None:
 
 
 def words_of(rule: ApprovalRule) -> str:
-    """A rule in one line."""
-    said = [_argument(name, pattern) for name, pattern in rule.arguments.items()]
+    """A rule in one line, so that two are never shown alike."""
+    said = [f"{exact_name(name)} {_pattern(pattern)}" for name, pattern in rule.arguments.items()]
     if rule.only:
         said.append("no other arguments")
     where = f" where {', '.join(said)}" if said else ""
-    by = f" by {rule.by}" if rule.by else ""
-    note = f": {rule.note}" if rule.note else ""
-    return one_line(f"{rule.id}  {rule.effect} {rule.tool}{where} ({when(rule.at)}{by}{note})".replace("\n", " "))
+    by = f" by {exact_name(rule.by)}" if rule.by else ""
+    note = f": {exact_json(rule.note)}" if rule.note else ""
+    return f"{rule.id}  {rule.effect} {_tools(rule.tool)}{where} ({when(rule.at)}{by}{note})"
 
 
-def _argument(name: str, pattern: ArgumentPattern) -> str:
+def _tools(pattern: str) -> str:
+    return pattern if _NAMES.fullmatch(pattern) else exact_json(pattern)
+
+
+def _pattern(pattern: ArgumentPattern) -> str:
     match pattern:
         case ArgumentIs():
-            return f"{name} is {msgspec.json.encode(pattern.value).decode()}"
+            return f"is {exact_json(pattern.value)}"
         case ArgumentMatches():
-            return f"{name} matches {pattern.pattern}"
+            return f"matches {exact_json(pattern.pattern)}"
         case ArgumentBelow():
-            return f"{name} is below {pattern.folder}"
+            return f"is below {exact_json(pattern.folder)}"
 
 
 async def add(path: Path, wanted: Wanted) -> int:

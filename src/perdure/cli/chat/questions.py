@@ -14,8 +14,9 @@ from typing import Final, Literal, TypeAlias
 from perdure.cli.approvals.arguments import argument_lines, who
 from perdure.cli.asked import answer_words, choice_text, choices_of, question_lines
 from perdure.cli.errors import CommandError
+from perdure.cli.exact import exact, exact_words
 from perdure.cli.style import Line, line
-from perdure.cli.text import counted, one_line, printable, shortened
+from perdure.cli.text import counted, shortened
 from perdure.events import ApprovalDecided, ApprovalRequested, QuestionAsked, QuestionOver
 from perdure.harness.approval_rules import ApprovalRule, ArgumentIs, add_rule
 from perdure.harness.approvals import Question as WaitingCall
@@ -214,7 +215,7 @@ class Questions:
     def decided(self, event: ApprovalDecided) -> list[Line]:
         self.over(event.task)
         what = "allowed with other arguments" if event.edited else "allowed" if event.allow else "denied"
-        by = f" by {one_line(event.by)}" if event.by else ""
+        by = f" by {exact(event.by)}" if event.by else ""
         return [line(f"  {what}{by}", "dim")]
 
     def question_over(self, event: QuestionOver) -> list[Line]:
@@ -264,9 +265,9 @@ def _named(task: int) -> str:
 
 def _lines(asked: Asked) -> list[Line]:
     if isinstance(asked, Question):
-        head: Line = (("tool", f"? {one_line(asked.name)}"), ("warning", "  waits for your word"))
+        head: Line = (("tool", f"? {exact(asked.name)}"), ("warning", "  waits for your word"))
         return [head, *argument_lines(asked.arguments, indent="  │ ")]
-    head = (("tool", f"? {one_line(asked.name)}"), ("warning", f"  asks you, question {asked.task}"))
+    head = (("tool", f"? {exact(asked.name)}"), ("warning", f"  asks you, question {asked.task}"))
     return [head, *(line(f"  │ {text}") for text in question_lines(asked.text)), *_choice_lines(asked.schema)]
 
 
@@ -287,7 +288,7 @@ def answer_line(value: JsonValue) -> Line:
 
 def _whole(answer: str) -> str:
     """On one line. Not as a terminal would show it at the end: what is overwritten there is answered all the same."""
-    return shortened(printable(answer.replace("\n", " ⏎ ")), WIDEST)
+    return exact_words(answer, WIDEST)
 
 
 async def decide_here(harness: Harness, question: Question, reply: Reply) -> list[Line]:

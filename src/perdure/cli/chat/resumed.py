@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perdure.cli.chat.scene import Scene
 from perdure.cli.chat.story import Story
-from perdure.cli.entries import heading, running_lines
+from perdure.cli.entries import Call, heading, running_lines
 from perdure.cli.inspect import HolderLine
 from perdure.cli.style import Line, line
 from perdure.cli.text import one_line, shortened
@@ -43,8 +43,9 @@ def resumed(
         lines += _cut_off(scene)
         lines += _recovered(scene.run["started_at"], space)
         for task, tool in scene.tools.items():
-            lines.append(heading(story.call_of(int(task), tool)))
-            lines += _call(tool, registry, agent, in_space=space is not None)
+            call = story.call_of(int(task), tool)
+            lines.append(heading(call))
+            lines += _call(tool, call, registry, agent, in_space=space is not None)
     queue = story.queue_lines()
     if queue and not scene.busy:
         lines += [(), line("This waits from before; the next input starts it.", "bold")]
@@ -74,14 +75,14 @@ def _recovered(since: int, space: SpaceState | None) -> list[Line]:
     return lines
 
 
-def _call(tool: LiveTool, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
+def _call(tool: LiveTool, call: Call, registry: Registry, agent: Agent, *, in_space: bool) -> list[Line]:
     if tool["state"] == "waiting":
         return [line("  had not begun; it runs now", "warning")]
     if tool["state"] == "approval" or tool.get("questions"):
         return running_lines(tool)
     lines = running_lines(tool)
     known = registry.find_tool(agent, tool["name"], by="tool" if "caller" in tool else "model")
-    if in_space and known is not None and (known.adoptable or known.effects == "space"):
+    if in_space and known is not None and (known.adoptable or known.effects_of(call.arguments) == "space"):
         what = "its command goes on there, or is undone" if known.adoptable else "it is undone and runs again"
         return [*lines, line(f"  was running in its Space: {what}", "warning")]
     if known is not None and known.reconciles:
