@@ -5,12 +5,12 @@
 - ``stall=SECONDS``: the bound on slow clients
 - ``glance=SECONDS``: how often it is looked whether the state directory is there
 - ``immortal``: commands that outlive SIGKILL
+- ``stranger=FILE``: the kernel lists the process whose number is in FILE as everybody's child, too
 - ``no-children``: a kernel without /proc/PID/task/TID/children
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
@@ -20,7 +20,7 @@ from perdure.spaced import spaced
 def main() -> int:
     words = sys.argv[1:]
     patches, words = words[: words.index("--")], words[words.index("--") + 1 :]
-    flush, kill = spaced.sync_filesystem, os.kill
+    flush, send, children = spaced.sync_filesystem, signal.pidfd_send_signal, spaced.children_of
     for patch in patches:
         name, _, value = patch.partition("=")
         if name == "boot":
@@ -40,7 +40,14 @@ def main() -> int:
         elif name == "immortal":
             spaced.GONE_S = 0.5
             spaced.Cgroup.kill = lambda self: None
-            os.kill = lambda pid, number: None if number == signal.SIGKILL else kill(pid, number)
+            signal.pidfd_send_signal = lambda handle, number: None if number == signal.SIGKILL else send(handle, number)
+        elif name == "stranger":
+
+            def with_stranger(pid: int, path: str = value) -> list[int]:
+                with open(path) as file:
+                    return [*children(pid), int(file.read())]
+
+            spaced.children_of = with_stranger
         elif name == "no-children":
 
             def refused(pid: int) -> list[int]:

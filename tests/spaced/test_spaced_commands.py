@@ -6,11 +6,15 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from spaced_wire import CONTAINMENTS, Driver, Refused, Space, alive, eventually, key
+
+from perdure.spaced import spaced
 
 MakeSpace = Callable[..., Space]
 
@@ -224,6 +228,28 @@ def test_the_environment_and_the_command_are_stored_nowhere(contained: Space, dr
     assert secret not in json.dumps(driver.call("status")[0])
 
 
+@pytest.mark.parametrize("environment", ["", "env -i PATH=$PATH "])
+def test_what_a_command_left_does_not_fill_the_disk_with_its_output(contained: Space, environment: str) -> None:
+    """Rules S7, S23: also one that shed its tag, and after the command was forgotten."""
+    contained.patches = ["glance=0.02"]
+    driver = contained.again().driver(1)
+    driver.advance()
+    driver.settle_first()
+    loop = "while [ ! -e go ]; do sleep 0.01; done; head -c 3000000 /dev/zero; touch wrote; exec sleep 1000"
+    left = f"{environment}setsid sh -c 'echo $$ > pid; {loop}' &"
+    result = driver.run(f"{left} while [ ! -s pid ]; do :; done; echo done")
+    assert (result["state"], result["output_size"]) == ("exited", 5)
+    driver.ask("settle", floor={"call": 2, "attempt": 0})
+    (output,) = (contained.state / "outputs").iterdir()
+    (contained.workspace / "go").touch()
+    eventually((contained.workspace / "wrote").exists)
+    eventually(lambda: output.stat().st_size <= 5 + (1 << 20))
+    assert output.read_bytes()[:5] == b"done\n"
+    driver.ask("restore_begin", commit=1)
+    (pid,) = pids_in(contained, "pid")
+    assert not alive(pid)
+
+
 def test_many_commands_at_once_are_bounded(driver: Driver) -> None:
     """Rule S7."""
     for call in range(1, 65):
@@ -289,6 +315,86 @@ def test_without_the_kernels_list_of_children_descent_is_found_by_parents(make_s
     (pid,) = pids_in(space, "pid")
     driver.ask("restore_begin", commit=1)
     assert not alive(pid)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is none of a Space's."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        yield process
+        process.kill()
+
+
+def untouched(process: subprocess.Popen[bytes]) -> bool:
+    """It neither ends nor stops: it answers."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"?")
+    return process.stdout.read(1) == b"?"
+
+
+def test_a_number_that_is_another_processs_by_now_is_not_killed_s17(
+    make_space: MakeSpace, stranger: subprocess.Popen[bytes]
+) -> None:
+    """Between the list of a process's children and a look at them one ends, and a stranger gets its number."""
+    space = make_space("--containment", "none")
+    number = space.folder / "number"
+    number.write_text(str(stranger.pid))
+    space.patches = [f"stranger={number}"]
+    driver = space.up().driver(1)
+    driver.advance()
+    driver.settle_first()
+    driver.run("setsid sh -c 'echo $$ > pid; exec sleep 1000' & sleep 0")
+    (pid,) = pids_in(space, "pid")
+    assert driver.call("status")[0]["living"] == 1
+    driver.ask("freeze")
+    driver.ask("restore_begin", commit=1)
+    assert not alive(pid)
+    assert untouched(stranger)
+
+
+def test_a_signal_is_for_the_process_that_was_seen_s17(stranger: subprocess.Popen[bytes]) -> None:
+    ticks = spaced.start_ticks(stranger.pid)
+    assert ticks is not None
+    assert not spaced.send_signal(stranger.pid, ticks - 1, signal.SIGKILL)
+    assert not spaced.send_signal(stranger.pid, None, signal.SIGKILL)
+    assert untouched(stranger)
+    assert spaced.send_signal(stranger.pid, ticks, signal.SIGKILL)
+    assert stranger.wait(20) == -signal.SIGKILL
+    assert not spaced.send_signal(stranger.pid, ticks, signal.SIGKILL)
+
+
+def test_what_left_a_group_before_its_pidfd_was_open_is_not_killed_s17(
+    stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a group has no kill of its own."""
+    group = spaced.Cgroup("/nowhere", 1)
+    seen = iter([[stranger.pid], []])
+    monkeypatch.setattr(group, "pids", lambda: next(seen))
+    group.kill()
+    assert untouched(stranger)
+    monkeypatch.setattr(group, "pids", lambda: [stranger.pid])
+    group.kill()
+    assert stranger.wait(20) == -signal.SIGKILL
+
+
+def test_a_group_is_killed_while_its_number_is_its_own_s17(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that took too long is waited for after its group was killed for the last time: then that number is
+    anybody's."""
+    shim = object.__new__(spaced.Shim)
+    shim.id = "none"
+    shim.job = {"timeout_ms": 1, "output_bytes": 1 << 20}
+    shim.setting = spaced.Setting("/nowhere", "/nowhere", "none-such", 0, "", "", False)
+    said: list[str] = []
+    wait, kill = os.waitpid, os.killpg
+    monkeypatch.setattr(os, "waitpid", lambda pid, flags: (said.append("wait"), wait(pid, flags))[1])
+    monkeypatch.setattr(os, "killpg", lambda pid, number: (said.append("kill"), kill(pid, number))[1])
+    command = os.posix_spawn("/bin/sleep", ["sleep", "1000"], os.environ, setsid=True)
+    output = os.open(os.devnull, os.O_RDONLY)
+    end = shim._wait(command, output, None, time.monotonic())  # pyright: ignore[reportPrivateUsage]
+    os.close(output)
+    assert end == {"cause": "timeout", "signal": signal.SIGKILL}
+    assert said.index("wait") == len(said) - 1, said
 
 
 @pytest.mark.parametrize("containment", CONTAINMENTS)

@@ -26,7 +26,9 @@ def of_a_shim(loop: spaced.Loop) -> tuple[spaced.ShimHandle, socket.socket, subp
     daemon: Any = SimpleNamespace(loop=loop, shims=set(), run_ended=run_ended, flushed_to=lambda place: None)
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(["sleep", "1000"])
-    handle = spaced.ShimHandle(daemon, process.pid, spaced.start_ticks(process.pid), ours)
+    ticks = spaced.start_ticks(process.pid)
+    assert ticks is not None
+    handle = spaced.ShimHandle(daemon, process.pid, ticks, ours)
     handle.current = "x"
     return handle, theirs, process, ended
 

@@ -269,7 +269,7 @@ def test_a_space_without_an_image_record_changes_nothing(make_space: MakeSpace) 
     assert refused(lambda: driver.write("f", b"x")) == "no_image"
     assert driver.ask("scan")["image"] is None
     driver.settle_first(4)
-    assert driver.ask("scan")["base"] == {"log": "log-1", "commit": 4}
+    assert driver.ask("scan")["base"] == {"log": "log-1", "commit": 4, "nonce": ""}
     other = space.driver(2, log="log-2")
     assert other.advance()["floor"] is None
     assert refused(lambda: other.start("true")) == "no_image", "an image of another log is none"

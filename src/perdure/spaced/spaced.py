@@ -44,7 +44,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any, NoReturn, Optional, cast
+from typing import Any, NamedTuple, NoReturn, Optional, cast
 
 # --- bounds ---------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,11 @@ GONE_S = 10.0
 """How long what was killed may take to be gone."""
 LOCK_S = 10.0
 GLANCE_S = 3.0
-"""Between two looks whether the state directory is still there."""
+"""Between two looks whether the state directory is still there, and what ended commands left writing."""
+WRITING_S = 0.25
+"""The same while an output grows whose command has ended, or may."""
+LEFT_BYTES = 1024 * 1024
+"""So much may be written to a command's output after its end, before it is cut back to what it was then."""
 JOURNAL_BYTES = 256 * 1024
 JOURNAL_MARGIN = 16 * 1024
 """Room that a start leaves in the journal, so that its exit and an undo can be recorded on a full disk."""
@@ -107,6 +111,8 @@ SLICE_S = 0.005
 """A request works for so long before others have their turn."""
 SHIM_RUNS = 1000
 IDLE_SHIMS = 2
+SIGNALLED = 100
+"""Processes that are signalled at once."""
 RACY_NS = 100_000_000
 """A file changed so shortly before it was hashed may change again without its times showing it."""
 TAG = "PERDURE_SPACE"
@@ -267,20 +273,19 @@ def is_stopped(pid: int) -> bool:
 
 
 def send_signal(pid: int, ticks: int | None, number: int) -> bool:
-    """Signal a process by pidfd after its identity was checked. False if it is gone."""
-    try:
+    """Signal the process that began at ``ticks``: by pidfd, and its identity is checked once that is open. False if it
+    is gone (``ticks`` None: it was when it was looked at), or this user may not."""
+    if ticks is None:
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if ticks is None or start_ticks(pid) == ticks:
-            signal.pidfd_send_signal(handle, number)
-            return True
-        return False
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
+        try:
+            if start_ticks(pid) == ticks:
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -673,10 +678,26 @@ class Cgroup:
             self._put("cgroup.kill", b"1")
         except FileNotFoundError:  # version 1, or a kernel before 5.14
             self.freeze(True)
-            for pid in self.pids():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            pids = self.pids()
+            for first in range(0, len(pids), SIGNALLED):
+                self._signal(pids[first : first + SIGNALLED], signal.SIGKILL)
         self.freeze(False)
+
+    def _signal(self, pids: Sequence[int], number: int) -> None:
+        """Those that are here once their pidfds are open: a number may be another process's by then."""
+        handles: dict[int, int] = {}
+        try:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    handles[pid] = os.pidfd_open(pid)
+            here = set(self.pids())
+            for pid, handle in handles.items():
+                if pid in here:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(handle, number)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
 
     def remove(self) -> bool:
         """Remove it if nothing lives in it. True: it is gone."""
@@ -763,6 +784,19 @@ class Process:
         self.group = group
         self.state = state
         self.ticks = ticks
+
+
+class Living(NamedTuple):
+    """A process in the Space."""
+
+    command: str | None
+    """None: nobody can tell."""
+    pid: int
+    ticks: int | None
+    """None: it is in the group of its command, and signalled with that; else its identity."""
+
+    def send(self, number: int) -> None:
+        send_signal(self.pid, self.ticks, number)
 
 
 def read_process(pid: int) -> Process | None:
@@ -1208,13 +1242,13 @@ class Shim:
                 break
             look = min(look * 1.5, 0.2)
         os.close(handle)
-        status = os.waitpid(pid, 0)[1]
         if cause != "exit":
             self._kill(pid, cgroup)
             stop = time.monotonic() + GONE_S
             while self._remains(cgroup) and time.monotonic() < stop:
                 self._kill(pid, cgroup)
                 time.sleep(0.002)
+        status = os.waitpid(pid, 0)[1]  # not before: until then the number of its group is nobody else's
         if cause == "output_limit":
             os.ftruncate(output, largest)  # it wrote on until it was seen
         if os.WIFSIGNALED(status):
@@ -2564,6 +2598,7 @@ class Loop:
         self.now = time.monotonic()
         self.swept = self.now
         self.glanced = self.now
+        self.glance_s = GLANCE_S
         self.glance: Callable[[], None] = _never
         self.callbacks: deque[Callable[[], None]] = deque()
         self.begin: Callable[[Connection, Json, bytes], None] = _never
@@ -2595,12 +2630,12 @@ class Loop:
                 self.swept = self.now
                 for connection in [c for c in self.connections if c.is_late(self.now)]:
                     connection.close()
-            if self.now - self.glanced >= GLANCE_S:
+            if self.now - self.glanced >= self.glance_s:
                 self.glanced = self.now
                 self.glance()
 
     def _pause(self) -> float:
-        most = 1.0 if self.connections else GLANCE_S
+        most = min(1.0, self.glance_s) if self.connections else self.glance_s
         return min(most, max(0.0, self.timers[0][0] - time.monotonic())) if self.timers else most
 
     def offload(self, work: Callable[[], Any]) -> Generator[Wait | None, None, Any]:
@@ -2750,15 +2785,18 @@ def key_of(value: object, log: str) -> Key:
 
 
 class ShimHandle:
-    """A shim as the daemon sees it. Without a channel: one of an earlier daemon."""
+    """A shim as the daemon sees it. Without a channel: one of an earlier daemon. Raises ProcessLookupError if it is
+    gone."""
 
-    def __init__(self, daemon: Daemon, pid: int, ticks: int | None, channel: socket.socket | None) -> None:
+    def __init__(self, daemon: Daemon, pid: int, ticks: int, channel: socket.socket | None) -> None:
         self.daemon = daemon
         self.pid = pid
-        self.ticks = ticks
         self.channel = channel
         self.handle = os.pidfd_open(pid)
         self.gone = False
+        if start_ticks(pid) != ticks:
+            os.close(self.handle)
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         self.current: str | None = None
         self.pending = False
         self.child = 0
@@ -2847,7 +2885,8 @@ class ShimHandle:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if not self.gone:
-            send_signal(self.pid, self.ticks, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, number)
 
 
 class Scan:
@@ -2936,6 +2975,8 @@ class Daemon:
         self.armed: dict[str, list[Any]] = {}
         self.held: dict[str, Event] = {}
         self.held_shims: dict[str, ShimHandle] = {}
+        self.written: dict[str, int] = {}
+        """How large the outputs of ended commands were at the last look."""
         self._open_state()
         self.index = Index(self.state_fd, self.boot)
 
@@ -3142,6 +3183,7 @@ class Daemon:
 
     def run_ended(self, command: str, shim: ShimHandle) -> None:
         self.runs.pop(command, None)
+        self.loop.glance_s = min(WRITING_S, GLANCE_S)
         if not shim.gone and not shim.left and command in self.groups and shim.refusal is None:
             del self.groups[command]
         event = self.ends.pop(command, None)
@@ -3152,55 +3194,62 @@ class Daemon:
         for name in [name for name, group in self.groups.items() if name not in self.runs and group.remove()]:
             del self.groups[name]
 
-    def living(self) -> list[tuple[str | None, int]]:
-        """(command or None if nobody can tell, pid) of every process in the Space besides ours."""
-        found: list[tuple[str | None, int]] = []
+    def living(self) -> list[Living]:
+        """Every process in the Space besides ours."""
+        found: list[Living] = []
         self._reap_groups()
         for name, group in self.groups.items():
-            found += [(name, pid) for pid in group.pids()]
+            found += [Living(name, pid, None) for pid in group.pids()]
         if self.setting.version == 0 or self.look_for_tags:
-            found += self._tagged({pid for _, pid in found})
-        ours = {shim.pid for shim in self.shims}
-        known: set[int] = set()
-        out: list[tuple[str | None, int]] = []
-        for name, pid in found:
-            if pid not in known and pid not in ours:
-                known.add(pid)
-                out.append((name, pid))
+            found += self._tagged({process.pid for process in found})
+        known = {shim.pid for shim in self.shims}
+        out: list[Living] = []
+        for process in found:
+            if process.pid not in known:
+                known.add(process.pid)
+                out.append(process)
         return out
 
-    def _tagged(self, grouped: set[int]) -> list[tuple[str | None, int]]:
+    def _tagged(self, grouped: set[int]) -> list[Living]:
         """Without cgroups: all below the zygote but shims, and, while that may not be all, all that carry a tag."""
         shims = {shim.pid: shim for shim in self.shims}
-        found: dict[int, str | None] = {}
+        found: dict[int, Living] = {}
         queue: list[tuple[int, str | None]] = [(self.zygote_pid, None)]
         try:
             while queue:
                 pid, owner = queue.pop()
                 for child in children_of(pid):
                     name = shims[child].current if child in shims else owner
-                    if child not in shims and read_process(child) is not None:
-                        found[child] = name or self._owner(child)
+                    if child not in shims:
+                        process = read_process(child)
+                        if process is None or not (process.parent in (pid, self.zygote_pid) or process.parent in found):
+                            continue  # it has ended; the number may be another process's by now
+                        found[child] = Living(name or self._owner(child), child, process.ticks)
                     queue.append((child, name))
         except OSError:
             processes = all_processes()
             for pid in descendants(self.zygote_pid, processes):
                 if pid not in shims:
-                    found[pid] = self._owner(pid)
+                    found[pid] = Living(self._owner(pid), pid, processes[pid].ticks)
         if self.look_for_tags:
             known = grouped if self.setting.version else set[int]()
-            tagged = [p.pid for p in tagged_processes(self.setting.space, None) if p.pid not in {*shims, *known}]
-            for pid in tagged:
-                found.setdefault(pid, self._owner(pid))
+            tagged = [p for p in tagged_processes(self.setting.space, None) if p.pid not in {*shims, *known}]
+            for process in tagged:
+                found.setdefault(process.pid, Living(self._owner(process.pid), process.pid, process.ticks))
             if not tagged and all(shim.channel is not None for shim in self.shims):
                 self.look_for_tags = False
-        return [(name, pid) for pid, name in found.items()]
+        return list(found.values())
 
     def _owner(self, pid: int) -> str | None:
         prefix = f"{self.setting.space}/"
         for tag in reversed(tags_of(pid)):
             if tag.startswith(prefix):
                 return tag[len(prefix) :]
+        for number in (1, 2):  # one that shed its tag, and still has the output of its command
+            with contextlib.suppress(OSError):
+                folder, _, name = os.readlink(f"/proc/{pid}/fd/{number}").rpartition("/")
+                if name in self.ledger.commands and folder.endswith("/outputs"):
+                    return name
         return None
 
     def freeze(self) -> Generator[Wait | None, None, int]:
@@ -3214,21 +3263,20 @@ class Daemon:
         while True:
             living = self.living()
             fresh = False
-            for name, pid in living:
-                if name not in self.groups and pid not in stopped:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGSTOP)
-                    stopped.add(pid)
+            for process in living:
+                if process.ticks is not None and process.pid not in stopped:
+                    process.send(signal.SIGSTOP)
+                    stopped.add(process.pid)
                     fresh = True
             moving = any(not group.is_frozen() for group in self.groups.values())
-            for name, pid in living:
-                if name not in self.groups:
-                    process = read_process(pid)
-                    moving = moving or (process is not None and process.state not in "Tt")
+            for process in living:
+                if process.ticks is not None:
+                    now = read_process(process.pid)
+                    moving = moving or (now is not None and now.ticks == process.ticks and now.state not in "Tt")
             if not moving and not fresh:
                 return len(living)
             if time.monotonic() > deadline:
-                raise Fail("processes_remain", "processes could not be frozen", pids=[pid for _, pid in living][:100])
+                raise Fail("processes_remain", "processes could not be frozen", pids=[p.pid for p in living][:100])
             yield Wait(time.monotonic() + 0.002)
 
     def thaw(self, but: frozenset[str] = frozenset()) -> int:
@@ -3236,10 +3284,9 @@ class Daemon:
         for name, group in self.groups.items():
             if name not in but:
                 group.freeze(False)
-        for name, pid in living:
-            if name not in self.groups and name not in but:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGCONT)
+        for process in living:
+            if process.command not in but:
+                process.send(signal.SIGCONT)
         return len(living)
 
     def kill(
@@ -3278,22 +3325,23 @@ class Daemon:
                 yield Wait(deadline, shim.changed)
         while True:
             remaining = [
-                (name, pid)
-                for name, pid in self.living()
-                if name in marked or (strays and name not in self.ledger.commands)
+                process
+                for process in self.living()
+                if process.command in marked or (strays and process.command not in self.ledger.commands)
             ]
             if not remaining:
                 return len(killed)
-            self._late(deadline, [pid for _, pid in remaining])
-            groups = {name for name, _ in remaining if name is not None and name in self.groups}
-            for name in groups:
-                self.groups[name].kill()
-            for name, pid in remaining:
-                killed.add(pid)
-                if name not in groups:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+            self._late(deadline, [process.pid for process in remaining])
+            self._kill_all(remaining)
+            killed.update(process.pid for process in remaining)
             yield Wait(time.monotonic() + 0.001)
+
+    def _kill_all(self, processes: Sequence[Living]) -> None:
+        """With the groups they are in. A process of a group's command may have left the group: it by itself, too."""
+        for name in {process.command for process in processes if process.command in self.groups}:
+            self.groups[name].kill()
+        for process in processes:
+            process.send(signal.SIGKILL)
 
     def _late(self, deadline: float, pids: Sequence[int]) -> None:
         if time.monotonic() > deadline:
@@ -3335,7 +3383,7 @@ class Daemon:
     def _left(self, name: str) -> int:
         if self.setting.version and name not in self.groups and not self.look_for_tags:
             return 0
-        return sum(owner == name for owner, _ in self.living())
+        return sum(process.command == name for process in self.living())
 
     def _output_size(self, name: str) -> int:
         try:
@@ -3404,19 +3452,25 @@ class Daemon:
                 ours.close()
                 self.loop.stopping = True
                 raise Fail("internal", "the zygote is gone; restart the daemon") from None
-        shim = ShimHandle(self, pid, start_ticks(pid), ours)
+        process = read_process(pid)
+        if process is None or process.parent != self.zygote_pid:
+            ours.close()
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        shim = ShimHandle(self, pid, process.ticks, ours)
         self.shims.add(shim)
         return shim
 
     def _hand_over(self, job: Json) -> ShimHandle:
         """Give a job to an idle shim. One that was killed while it idled has not got it: then to another one."""
         for _ in range(IDLE_SHIMS + 2):
-            shim = self._idle_shim()
+            shim = None
             try:
+                shim = self._idle_shim()
                 shim.send(job)
             except OSError:
-                shim.kill()
-                shim._forget_channel()  # pyright: ignore[reportPrivateUsage]
+                if shim is not None:
+                    shim.kill()
+                    shim._forget_channel()  # pyright: ignore[reportPrivateUsage]
                 continue
             shim.refusal, shim.found, shim.left, shim.child = None, None, False, 0
             return shim
@@ -3579,16 +3633,11 @@ class Daemon:
                 self.journal.append([{"t": "stop", "x": name, "cause": cause}])
         yield from self.point("kill.recorded")
         while True:
-            pids = [pid for owner, pid in self.living() if owner == name]
-            if not pids and name not in self.runs:
+            living = [process for process in self.living() if process.command == name]
+            if not living and name not in self.runs:
                 break
-            self._late(deadline, pids)
-            if name in self.groups:
-                self.groups[name].kill()
-            else:
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+            self._late(deadline, [process.pid for process in living])
+            self._kill_all(living)
             end = [self.ends.setdefault(name, Event())] if name in self.runs else []
             yield Wait(time.monotonic() + 0.005, *end)
         return self.command_json(key), b""
@@ -3608,7 +3657,7 @@ class Daemon:
         args.done()
         self.refresh()
         living = self.living()
-        shown = {name for name, _ in living if name is not None} | set(self.runs)
+        shown = {process.command for process in living if process.command is not None} | set(self.runs)
         commands = [
             self.command_json(self.ledger.commands[name].key)
             for name in sorted(name for name in shown if name in self.ledger.commands)[:NAMED]
@@ -3699,7 +3748,7 @@ class Daemon:
 
     def _forgettable(self, floor: tuple[int, int] | None = None) -> list[str]:
         """Commands that count no longer and of which nothing lives."""
-        alive = {name for name, _ in self.living()}
+        alive = {process.command for process in self.living()}
         ended = [
             command
             for command in self.ledger.commands.values()
@@ -3736,8 +3785,38 @@ class Daemon:
             self.abandoned = True
             self._kill_abandoned()
             self._stop()
+            return
         except OSError:
             return  # a file system in trouble is still there
+        grew = False
+        with contextlib.suppress(OSError, Fail):
+            grew = self._cut_outputs()
+        self.loop.glance_s = min(WRITING_S, GLANCE_S) if grew else GLANCE_S
+
+    def _cut_outputs(self) -> bool:
+        """What ended commands left has its outputs yet, and may write to them for ever: that is bounded (rule S7).
+        Whether one grew since the last look."""
+        before, self.written = self.written, {}
+        folder = os.open("outputs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.state_fd)
+        try:
+            for name in os.listdir(folder):
+                if name not in self.runs:
+                    self.written[name] = os.stat(name, dir_fd=folder).st_size
+            if any(size > LEFT_BYTES for size in self.written.values()):
+                self.refresh()
+            for name, size in self.written.items():
+                command = self.ledger.commands.get(name)
+                end = None if command is None else command.exit
+                its_own = OUTPUT_BYTES if end is None else end["size"]
+                if size > its_own + LEFT_BYTES:
+                    output = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+                    try:
+                        os.ftruncate(output, its_own)
+                    finally:
+                        os.close(output)
+        finally:
+            os.close(folder)
+        return any(size > before.get(name, size) for name, size in self.written.items())
 
     def _kill_abandoned(self) -> None:
         """Without the journal, and in one step: no request goes on after it."""
@@ -3747,9 +3826,7 @@ class Daemon:
         while (living := self.living()) and time.monotonic() < deadline:
             for group in self.groups.values():
                 group.kill()
-            for _, pid in living:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            self._kill_all(living)
             time.sleep(0.005)
 
     # --- images
@@ -3758,7 +3835,7 @@ class Daemon:
         self, known: dict[bytes, Item], largest: int, opening: bool = False
     ) -> Generator[Wait | None, None, Survey]:
         living = self.living()
-        written = written_files(pid for _, pid in living) if living else set[tuple[int, int]]()
+        written = written_files(process.pid for process in living) if living else set[tuple[int, int]]()
         surveying = Surveying(self.loop, known, largest, written, opening)
         try:
             yield from surveying.run(self.resolver.root)
@@ -3819,7 +3896,7 @@ class Daemon:
             "living": len(living),
             "left": [
                 key_json(self.ledger.commands[name].key)
-                for name in sorted({name for name, _ in living if name is not None and name not in self.runs})
+                for name in sorted({p.command for p in living if p.command is not None} - set(self.runs))
                 if name in self.ledger.commands
             ],
             "image": image,

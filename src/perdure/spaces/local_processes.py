@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Generator
 
 import msgspec
 
@@ -40,34 +41,48 @@ def mark_of(pid: int) -> ProcessMark | None:
 
 def end(mark: ProcessMark, *, term_s: float) -> None:
     """SIGTERM, after ``term_s`` SIGKILL, and wait until it is gone. Raises SpaceUnavailable if it does not go."""
-    if mark.boot != _boot():
-        return
-    try:
-        handle = os.pidfd_open(mark.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if _started(mark.pid) != mark.started:
+    with _held(mark) as handle:
+        if handle is None:
             return
         for number, seconds in ((signal.SIGTERM, term_s), (signal.SIGKILL, GONE_S)):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, number)
+            _send(handle, number)
             if _gone(handle, seconds):
                 return
-    finally:
-        os.close(handle)
     raise SpaceUnavailable(f"the daemon of the Space, process {mark.pid}, is still there after SIGKILL")
 
 
 def wait_gone(mark: ProcessMark, seconds: float) -> bool:
+    with _held(mark) as handle:
+        return handle is None or _gone(handle, seconds)
+
+
+def kill(mark: ProcessMark) -> None:
+    """SIGKILL, and no wait."""
+    with _held(mark) as handle:
+        if handle is not None:
+            _send(handle, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _held(mark: ProcessMark) -> Generator[int | None]:
+    """A pidfd of the process, whose identity was checked when that was open; None: it is gone."""
+    if mark.boot != _boot():
+        yield None
+        return
     try:
         handle = os.pidfd_open(mark.pid)
     except ProcessLookupError:
-        return True
+        yield None
+        return
     try:
-        return _started(mark.pid) != mark.started or _gone(handle, seconds)
+        yield handle if _started(mark.pid) == mark.started else None
     finally:
         os.close(handle)
+
+
+def _send(handle: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, number)
 
 
 def kill_tagged(space: str) -> None:
@@ -80,22 +95,17 @@ def kill_tagged(space: str) -> None:
             raise SpaceUnavailable(
                 f"processes {shown} of the lost Space are still there after SIGKILL; end them, then open it again"
             )
-        for pid, started in found.items():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                handle = os.pidfd_open(pid)
-                try:
-                    if _started(pid) == started:
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-                finally:
-                    os.close(handle)
+        for mark in found.values():
+            with contextlib.suppress(PermissionError):
+                kill(mark)
         time.sleep(0.005)
 
 
-def _tagged(space: str) -> dict[int, int]:
-    """pid to start."""
-    found: dict[int, int] = {}
+def _tagged(space: str) -> dict[int, ProcessMark]:
+    """By pid. Who it is, is read first: what has the tag after that is that one, or has ended."""
+    found: dict[int, ProcessMark] = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit():
+        if not name.isdigit() or (mark := mark_of(int(name))) is None:
             continue
         with contextlib.suppress(OSError):
             with open(f"/proc/{name}/environ", "rb") as file:
@@ -103,9 +113,7 @@ def _tagged(space: str) -> dict[int, int]:
             for variable in environ.split(b"\0"):
                 key, _, value = variable.partition(b"=")
                 if key == TAG.encode() and any(tag.startswith(f"{space}/".encode()) for tag in value.split()):
-                    started = _started(int(name))
-                    if started is not None:
-                        found[int(name)] = started
+                    found[mark.pid] = mark
     return found
 
 

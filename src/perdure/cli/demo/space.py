@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +29,8 @@ def make(folder: Path) -> None:
 def kill_daemon(folder: Path) -> None:
     """With SIGKILL; what runs in the Space runs on."""
     for found in asyncio.run(look(folder / "spaces")):
-        if found.daemon is not None:
-            os.kill(found.daemon, signal.SIGKILL)
+        if found.record.daemon is not None:
+            local_processes.kill(found.record.daemon)
 
 
 def delete(folder: Path) -> None:

@@ -179,20 +179,22 @@ class World:
         if pid is None:
             return False
         self.record({"runner": "kill daemon", "pid": pid})
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL, lambda: self.daemon() == pid)
         return True
 
     def living(self) -> list[int]:
         """Everything that lives in the Space: its daemon, shims, commands and what they left."""
-        mark = f"{RUN_VARIABLE}={self.folder}".encode()
         found: list[int] = []
         for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError):
-                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                        found.append(int(name))
+            if name.isdigit() and self._lives_here(int(name)):
+                found.append(int(name))
         return found
+
+    def _lives_here(self, pid: int) -> bool:
+        try:
+            return f"{RUN_VARIABLE}={self.folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
 
     def lose_space(self) -> None:
         """The folder and the processes of the Space are gone, as if its machine were."""
@@ -206,16 +208,14 @@ class World:
         living = self.living()
         self.record({"runner": "kill what lives in the Space", "pids": living})
         for pid in living:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL, lambda pid=pid: self._lives_here(pid))
         return living
 
     def go_on(self) -> bool:
         """SIGCONT to what lives in the Space and is stopped; whether anything was."""
         stopped = [pid for pid in self.living() if state_of(pid) == "T"]
         for pid in stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT, lambda pid=pid: self._lives_here(pid))
         return bool(stopped)
 
     # --- the end
@@ -229,6 +229,20 @@ class World:
         self._told.close()
         if not keep:
             shutil.rmtree(self.folder)
+
+
+def send(pid: int, number: signal.Signals, still: Callable[[], bool]) -> None:
+    """A signal for the process that has this number now, if it is ``still`` the one that was meant."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if still():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
 
 
 def state_of(pid: int) -> str:
