@@ -185,15 +185,20 @@ def test_every_step_happens_once_whatever_is_killed(make_space: MakeSpace, conta
 
 
 def kill_a_shim(space: Space, random_: random.Random) -> None:
+    shims = {}
     for name in os.listdir("/proc"):
         try:
             with open(f"/proc/{name}/cmdline", "rb") as file:
                 line = file.read()
             with open(f"/proc/{name}/stat") as file:
-                session = int(file.read().rpartition(")")[2].split()[3])
+                _, parent, _, session = file.read().rpartition(")")[2].split()[:4]
         except (OSError, ValueError):
             continue
-        if str(space.state).encode() in line and name == str(session) and random_.random() < 0.7:
+        if str(space.state).encode() in line and name == session:
+            shims[name] = parent
+    for name, parent in shims.items():
+        # A shim's child is a command that is not quite there yet, and no shim.
+        if parent not in shims and random_.random() < 0.7:
             with_pid = int(name)
             if space.process is not None and with_pid != space.process.pid:
                 os.kill(with_pid, signal.SIGKILL)
