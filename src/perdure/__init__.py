@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from perdure.kernel.records import Orphaned as Orphaned
     from perdure.kernel.reports import Report as Report
     from perdure.kernel.session import Session as Session
+    from perdure.storage.jsonl import JsonlStorage as JsonlStorage
     from perdure.storage.memory import MemoryStorage as MemoryStorage
     from perdure.storage.sqlite import SqliteStorage as SqliteStorage
     from perdure.tasks.definition import Next as Next
@@ -314,6 +315,7 @@ _HOME = {
     ),
     "perdure.kernel.reports": ("Report",),
     "perdure.kernel.session": ("Session",),
+    "perdure.storage.jsonl": ("JsonlStorage",),
     "perdure.storage.memory": ("MemoryStorage",),
     "perdure.storage.sqlite": ("SqliteStorage",),
     "perdure.tasks.definition": (

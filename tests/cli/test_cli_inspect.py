@@ -437,7 +437,12 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     result = call(tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "is not a file" in result.stderr
+    assert result.stderr == f"perdure inspect: there is no store at {tmp_path}\n"
+    (tmp_path / "letter").write_text("dear")
+    result = call(tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{tmp_path} is a directory without commits.jsonl, and so no store" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 
 
 def foreign(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import apsw
 
 from perdure.kernel.json import JsonValue
 from perdure.kernel.storage import MailReply, Storage
-from perdure.storage import sqlite_mailbox
+from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage.jsonl import JsonlStorage
+from perdure.storage.jsonl_lines import LOG, Fence, LogLine, line_of
 from perdure.storage.memory import MemoryStorage
 from perdure.storage.sqlite import Durability, SqliteStorage
 
@@ -59,6 +62,36 @@ class SqliteSubject:
 
     async def reply(self, mail_id: int) -> MailReply | None:
         return sqlite_mailbox.reply(self.path, mail_id)
+
+
+class JsonlSubject:
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        self.path = path
+        self._fsync = fsync
+
+    def storage(self) -> Storage:
+        return JsonlStorage(self.path, fsync=self._fsync)
+
+    async def crash(self) -> JsonlSubject:
+        crashed = self.path.with_name(f"crashed-{self.path.name}")
+        shutil.copytree(self.path, crashed)
+        return JsonlSubject(crashed, fsync=self._fsync)
+
+    async def supersede(self, epoch: int, writer: str) -> None:
+        add_fence(self.path, epoch, writer)
+
+    async def post(self, kind: str, body: JsonValue, *, now: int) -> int:
+        return jsonl_mailbox.post(self.path, kind, body, now=now)
+
+    async def reply(self, mail_id: int) -> MailReply | None:
+        return jsonl_mailbox.reply(self.path, mail_id)
+
+
+def add_fence(store: Path, epoch: int, writer: str) -> None:
+    """As whoever opens it does."""
+    log = store / LOG
+    with log.open("ab") as file:
+        file.write(line_of(LogLine(after=log.stat().st_size, fence=Fence(epoch, writer))))
 
 
 def copy_files(source: Path, target: Path) -> None:

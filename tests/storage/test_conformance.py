@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from storage_subjects import MemorySubject, SqliteSubject
+from storage_subjects import JsonlSubject, MemorySubject, SqliteSubject
 
 from perdure.testing.conformance import CHECKS, Check
 
@@ -24,3 +24,14 @@ async def test_sqlite(check: Check, tmp_path: Path) -> None:
 async def test_sqlite_that_does_not_flush(check: Check, tmp_path: Path) -> None:
     """K153: without flushes everything but power loss is the same."""
     await check(SqliteSubject(tmp_path / "store.db", "process"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_jsonl(check: Check, tmp_path: Path) -> None:
+    await check(JsonlSubject(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_jsonl_that_flushes(check: Check, tmp_path: Path) -> None:
+    """K155: with flushes everything is the same, but for the loss of power."""
+    await check(JsonlSubject(tmp_path / "store", fsync=True))

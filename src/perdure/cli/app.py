@@ -166,7 +166,7 @@ def chat(
 
 
 Store = Annotated[
-    Path | None, typer.Argument(help="A store made by SqliteStorage; it may be in use. Otherwise the chat's own.")
+    Path | None, typer.Argument(help="A store, a file or a directory; it may be in use. Otherwise that of the chat.")
 ]
 Which = Annotated[str | None, typer.Option("--conversation", help="Its id or name. Otherwise the newest one.")]
 
@@ -232,7 +232,7 @@ def show(
 
 @app.command()
 def send(
-    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")],
+    file: Annotated[Path, typer.Argument(help="A store, a file or a directory, in use or not.")],
     text: Annotated[str, typer.Argument(help="What to say.")],
     conversation: Which = None,
     steer: Annotated[bool, typer.Option("--steer", help="Join the run that is under way, after its calls.")] = False,
@@ -277,7 +277,7 @@ def export(
 
 @app.command()
 def rm(
-    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")],
+    file: Annotated[Path, typer.Argument(help="A store, a file or a directory, in use or not.")],
     conversations: Annotated[list[str], typer.Argument(metavar="CONVERSATION...", help="Their ids or names.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     abort: Annotated[bool, typer.Option("--abort", help="First end what goes on in them.")] = False,
@@ -290,7 +290,7 @@ def rm(
 
 @app.command()
 def prune(
-    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage that no process has open.")],
+    file: Annotated[Path, typer.Argument(help="A store that no process has open.")],
     older_than: Annotated[
         str, typer.Option(metavar="AGE", help="How long nobody said anything in them: 30d, 12h, 90m or 60s.")
     ],
@@ -313,7 +313,7 @@ def prune(
 
 @app.command()
 def backup(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A store made by SqliteStorage; it may be in use.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A store, a file or a directory; it may be in use.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Where nothing is yet.")],
 ) -> None:
     """Copy a store as of one commit, while it is in use. The copy is a store of its own."""
@@ -338,7 +338,7 @@ def size(
 
 @app.command()
 def vacuum(
-    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage that no process has open.")],
+    file: Annotated[Path, typer.Argument(help="A store that no process has open.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Give the disk back what was deleted from a store. It needs room for two more copies of what stays."""
@@ -350,7 +350,7 @@ def vacuum(
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A store made by SqliteStorage; it may be in use.")],
+    file: Annotated[Path, typer.Argument(help="A store, a file or a directory; it may be in use.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Show what lives in a store, what waits, and what stands still and why, without disturbing it."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from perdure.cli.stores import storage_of
 from perdure.kernel.clock import SystemClock, SystemEntropy
 from perdure.kernel.session import Session
-from perdure.storage.sqlite import SqliteStorage
 
 
 async def backup(source: Path, target: Path) -> int:
     """Make the copy; how many commits are in it. Raises StorageError, and leaves nothing behind then."""
-    storage = SqliteStorage(source)
+    storage = storage_of(source)
     async with Session.open(storage, read_only=True):
         await storage.backup(target, log_id=SystemEntropy().token(), now=SystemClock().wall())
-    async with Session.open(SqliteStorage(target), read_only=True) as copy:
+    async with Session.open(storage_of(target), read_only=True) as copy:
         return copy.info.seq

@@ -22,6 +22,7 @@ from perdure.cli.decided import decision_of, decision_words, question_words
 from perdure.cli.exact import ascii_json, exact_json
 from perdure.cli.secrets import Secrets
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
+from perdure.cli.stores import storage_of
 from perdure.cli.text import lines_of, printable, shortened, size, when
 from perdure.harness.approval import APPROVAL
 from perdure.harness.approvals import asked_of, question_of
@@ -32,8 +33,8 @@ from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.records import ConversationRecord, Pending, Sleeping, SubmissionRecord, TaskRecord, Waiting
 from perdure.kernel.session import Session
 from perdure.kernel.storage import MAX_SCAN
+from perdure.storage.jsonl_compaction import taken
 from perdure.storage.lock import Holder, read_holder
-from perdure.storage.sqlite import SqliteStorage
 from perdure.tasks.alarm import due_at
 from perdure.tasks.errors import ADVICE
 from perdure.tasks.runtime import RESTART_LIMIT
@@ -153,7 +154,7 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 async def look(path: Path) -> StoreReport:
     """Read a closed or a live store. Raises what opening it for reading raises."""
-    storage = SqliteStorage(path)
+    storage = storage_of(path)
     async with Session.open(storage, read_only=True) as session:
         holder = holder_line(read_holder(f"{storage.path}.lock"))
         info = session.info
@@ -208,6 +209,8 @@ def holder_line(holder: Holder | None) -> HolderLine | None:
 
 
 def _size(path: str) -> int:
+    if os.path.isdir(path):
+        return taken(path)
     total = 0
     for name in (path, f"{path}-wal"):
         with suppress(FileNotFoundError):

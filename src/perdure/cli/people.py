@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Questions that tools ask a person and wait for.", no_args_is_help=True)
 
-Store = Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")]
+Store = Annotated[Path, typer.Argument(help="A store, a file or a directory, in use or not.")]
 
 
 @app.command()

@@ -13,14 +13,13 @@ import typer
 
 from perdure.cli import mailbox
 from perdure.cli.errors import CommandError
-from perdure.cli.stores import all_named, chosen, looking, name_of
+from perdure.cli.stores import all_named, chosen, looking, name_of, storage_of
 from perdure.cli.text import counted, printable
 from perdure.harness.deletion import count_deleted
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import ConversationOpen, StorageBusy
 from perdure.kernel.json import JsonValue
 from perdure.kernel.session import Session
-from perdure.storage.sqlite import SqliteStorage
 
 ABORTED_S = 60.0
 """How long another process may take to end what goes on in a conversation, before that is said instead."""
@@ -91,10 +90,10 @@ def _at_a_terminal() -> bool:
 async def _delete(path: Path, ids: Sequence[int], *, abort: bool) -> bool:
     """By this process, which opens the store for it. What waits in the mailbox is left alone, if nothing is aborted."""
     if abort:
-        async with Harness.open(SqliteStorage(path)) as harness:
+        async with Harness.open(storage_of(path)) as harness:
             await harness.delete_conversations(ids, abort=True)
         return True
-    async with Session.open(SqliteStorage(path)) as session:
+    async with Session.open(storage_of(path)) as session:
         session.derive(count_deleted)
         async with session.commit() as tx:
             for id in ids:

@@ -42,7 +42,7 @@ def render(found: Measured, *, as_json: bool) -> None:
     for what, amount, many, more in _parts(size, rows):
         if many:
             typer.echo(f"  {what:<14} {bytes_as(amount):>10}  {many:,}{more}")
-    typer.echo(f"  {'free pages':<14} {bytes_as(size.free):>10}  {_advice(size)}".rstrip())
+    typer.echo(f"  {'free':<14} {bytes_as(size.free):>10}  {_advice(size)}".rstrip())
     if size.biggest:
         typer.echo("The conversations that take most:")
     for each in size.biggest[:SHOWN]:

@@ -15,6 +15,7 @@ from perdure.kernel.errors import DocumentVersionError
 from perdure.kernel.records import ConversationRecord
 from perdure.kernel.session import Session
 from perdure.kernel.storage import ANY, MAX_SCAN
+from perdure.storage.jsonl import JsonlStorage
 from perdure.storage.sqlite import SqliteStorage
 
 LOOKED_BACK: Final = 2_000
@@ -47,10 +48,15 @@ def make_room(store: Path) -> None:
         raise CommandError(f"{store.parent} cannot be made ({error.strerror}); name a store with --db") from error
 
 
+def storage_of(path: Path) -> SqliteStorage | JsonlStorage:
+    """What opens the store there: a directory is one of JSONL files, anything else is to be one SQLite file."""
+    return JsonlStorage(path, fsync=True) if os.path.isdir(path) else SqliteStorage(path)
+
+
 @asynccontextmanager
 async def looking(path: Path) -> AsyncGenerator[Session]:
     """A store open for reading only, live or closed. Raises what opening it raises."""
-    async with Session.open(SqliteStorage(path), read_only=True) as session:
+    async with Session.open(storage_of(path), read_only=True) as session:
         yield session
 
 
@@ -59,7 +65,7 @@ async def owning(path: Path) -> AsyncGenerator[Session]:
     """A store that is there, open for this process alone. Raises what opening it raises."""
     if not os.access(path, os.F_OK):
         raise CommandError(f"there is no store at {path}")  # opening would make one
-    async with Session.open(SqliteStorage(path)) as session:
+    async with Session.open(storage_of(path)) as session:
         yield session
 
 

@@ -208,9 +208,10 @@ class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
     """As they were given, before anything made them smaller."""
     mailbox: int
     free: int
-    """Of pages with nothing in them: what is written next uses them, and a vacuum gives them back."""
+    """Of pages with nothing in them: what is written next uses them; or of superseded records. A vacuum gives them
+    back."""
     log: int
-    """Of the write-ahead log, which is part of ``total``."""
+    """Of the write-ahead log, which is part of ``total``; 0 where there is none."""
     rows: RowCounts
     biggest: tuple[ConversationSize, ...]
     """The conversations that take most, largest first, at most ``MAX_BIGGEST``."""

@@ -15,12 +15,12 @@ import typer
 
 from perdure.cli import mailbox
 from perdure.cli.errors import CommandError
+from perdure.cli.stores import storage_of
 from perdure.cli.text import printable
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import StorageBusy
 from perdure.kernel.json import JsonValue
 from perdure.kernel.storage import MailReply
-from perdure.storage.sqlite import SqliteStorage
 
 KEPT: Final = "not done yet: kept in the mailbox for whoever has the store open, or opens it next with the tool"
 NOT_YET: Final = 3
@@ -40,7 +40,7 @@ async def done(
     if here is not None:
         try:
             # Nothing runs: the host's work goes on with the host.
-            async with Harness.open(SqliteStorage(path)) as harness:
+            async with Harness.open(storage_of(path)) as harness:
                 return await here(harness)
         except StorageBusy:
             pass  # its owner does it
@@ -66,6 +66,6 @@ async def _taken(path: Path, mail: int, *, itself: bool) -> MailReply | None:
         if reply is not None or not itself or time.monotonic() > until:
             return reply
         with contextlib.suppress(StorageBusy):
-            async with Harness.open(SqliteStorage(path)):  # what opens a store takes up its mail
+            async with Harness.open(storage_of(path)):  # what opens a store takes up its mail
                 return await mailbox.reply(path, mail, until, wait=True)
         await asyncio.sleep(mailbox.POLL_S)

@@ -13,7 +13,7 @@ app = typer.Typer(help="Calls that wait to be allowed or denied, and rules that 
 rules = typer.Typer(help="Rules that decide calls in place of a person.", no_args_is_help=True)
 app.add_typer(rules, name="rules")
 
-Store = Annotated[Path, typer.Argument(help="A store made by SqliteStorage, in use or not.")]
+Store = Annotated[Path, typer.Argument(help="A store, a file or a directory, in use or not.")]
 Call = Annotated[int, typer.Argument(help="The call's number, as ls shows it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="A JSON object a line.")]
 

@@ -27,7 +27,7 @@ from perdure.cli.errors import CommandError
 from perdure.cli.inspect import HolderLine, holder_line
 from perdure.cli.secrets import Secrets
 from perdure.cli.space.words import went_on
-from perdure.cli.stores import chosen, default_store, make_room, name_of, named, recent
+from perdure.cli.stores import chosen, default_store, make_room, name_of, named, recent, storage_of
 from perdure.cli.style import Line, Style, colours_of, line
 from perdure.cli.text import counted, printable
 from perdure.events import Snapshot
@@ -47,7 +47,6 @@ from perdure.kernel.errors import StorageBusy
 from perdure.kernel.reports import Report
 from perdure.kernel.session import Session
 from perdure.storage.lock import read_holder
-from perdure.storage.sqlite import SqliteStorage
 from perdure.tools.coding import coding_tools
 from perdure.tools.people import ask_user
 
@@ -113,7 +112,7 @@ async def chat(options: Options) -> int:
     places = Places()
     before = Before(killed=_killed(store), opened_at=SystemClock().wall())
     opening = Harness.open(
-        SqliteStorage(store),
+        storage_of(store),
         models=catalogue,
         extensions=[coding_tools(), Extension("people", tools=[ask_user])],
         environment=places.environment_of,

@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Store = Annotated[Path, typer.Argument(help="A store made by SqliteStorage; it may be in use.")]
+Store = Annotated[Path, typer.Argument(help="A store, a file or a directory; it may be in use.")]
 Place = Annotated[Path, typer.Argument(metavar="DIR", help="Where Spaces are kept, or a workspace of one.")]
 Name = Annotated[str | None, typer.Option("--name", help="Which Space, where there are several.")]
 

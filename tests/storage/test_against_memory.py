@@ -1,11 +1,11 @@
-"""SqliteStorage answers as MemoryStorage does, whatever was written and read before (rules K137 to K142, K148)."""
+"""Every backend answers as MemoryStorage does, whatever was written and read before (rules K137 to K142, K148)."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from storage_subjects import MemorySubject, SqliteSubject, copy_files
+from storage_subjects import JsonlSubject, MemorySubject, SqliteSubject
 
 from perdure.kernel.contents import digest_of
 from perdure.kernel.errors import InvalidRead
@@ -37,11 +37,13 @@ cut = msgspec.structs.replace
 
 
 class TwoStores(RuleBasedStateMachine):
+    make: Callable[[Path], SqliteSubject | JsonlSubject]
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.directory = Path(tempfile.mkdtemp())
-        self.sqlite = SqliteSubject(self.directory / "store.db", "process")
+        self.subject = self.make(self.directory)
         self.memory = MemorySubject()
         self.names = 0
         self.opened = 0
@@ -73,7 +75,7 @@ class TwoStores(RuleBasedStateMachine):
         self.opened += 1
         writer = f"writer {self.opened}"
         self.line: Line = self._run(Line.open(self.memory, writer=writer))
-        self.other: Line = self._run(Line.open(self.sqlite, writer=writer))
+        self.other: Line = self._run(Line.open(self.subject, writer=writer))
         assert self.line.info == self.other.info
 
     def _close(self) -> None:
@@ -234,7 +236,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def post(self, number: int) -> None:
-        ids = {self._run(s.post("signal", {"n": number}, now=number)) for s in (self.memory, self.sqlite)}
+        ids = {self._run(s.post("signal", {"n": number}, now=number)) for s in (self.memory, self.subject)}
         assert len(ids) == 1
         self.mail.append(ids.pop())
 
@@ -244,7 +246,7 @@ class TwoStores(RuleBasedStateMachine):
             reply = MailReply(self.mail[self.answered], number % 2 == 0, to_raw({"n": number}))
             self.answered += 1
             self._commit([self.line.batch(replies=[reply])])
-            for subject in (self.memory, self.sqlite):
+            for subject in (self.memory, self.subject):
                 assert self._run(subject.reply(reply.mail_id)) == reply
 
     @rule()
@@ -255,11 +257,15 @@ class TwoStores(RuleBasedStateMachine):
     @rule()
     def crash_and_reopen(self) -> None:
         """K130: what a kill leaves is what was acknowledged."""
-        path = self.directory / f"store-{self.opened}.db"
-        copy_files(self.sqlite.path, path)
+        crashed = self._run(self.subject.crash())
         self._close()
-        self.sqlite = SqliteSubject(path, "process")
+        self.subject = crashed
         self._open()
+
+    @rule()
+    def vacuum(self) -> None:
+        """K221: no read tells that it was."""
+        self._run(self.other.storage.vacuum())
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -311,5 +317,15 @@ class TwoStores(RuleBasedStateMachine):
         assert cut(sizes[0], total=0, free=0, log=0) == cut(sizes[1], total=0, free=0, log=0)
 
 
-TestTwoStores = TwoStores.TestCase
-TestTwoStores.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+class SqliteAndMemory(TwoStores):
+    make = staticmethod(lambda directory: SqliteSubject(directory / "store.db", "process"))
+
+
+class JsonlAndMemory(TwoStores):
+    make = staticmethod(lambda directory: JsonlSubject(directory / "store"))
+
+
+TestSqlite = SqliteAndMemory.TestCase
+TestSqlite.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestJsonl = JsonlAndMemory.TestCase
+TestJsonl.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
