@@ -1,13 +1,16 @@
 """What the golden stores hold: one for each format there has been, which every later version must open (rule K181).
 
-To make the file of the current format, once, when it is new: ``python tests/storage/golden_store.py``.
+To make those of the current format, once, when it is new: ``python tests/storage/golden_store.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,8 +29,9 @@ from perdure.kernel.records import (
     to_raw,
 )
 from perdure.kernel.storage import FORMAT_VERSION, Batch, DocumentWrite, MailReply
+from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage.jsonl import JsonlStorage
 from perdure.storage.sqlite import SqliteStorage
-from perdure.storage.sqlite_mailbox import post
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -124,24 +128,34 @@ BATCHES = [
 
 
 async def make(path: Path) -> None:
-    storage = SqliteStorage(path)
+    await _fill(SqliteStorage(path), partial(sqlite_mailbox.post, path))
+
+
+async def make_jsonl(path: Path) -> None:
+    await _fill(JsonlStorage(path), partial(jsonl_mailbox.post, path))
+
+
+async def _fill(storage: SqliteStorage | JsonlStorage, post: Callable[..., int]) -> None:
     await storage.open(epoch=3, writer="golden writer", log_id="golden log", now=50)
-    post(path, "signal", {"answered": True}, now=60)
-    post(path, "signal", {"answered": False}, now=70)
+    post("signal", {"answered": True}, now=60)
+    post("signal", {"answered": False}, now=70)
     for batch in BATCHES:
         await storage.commit(batch)
     await storage.close()
 
 
 def main() -> None:
-    target = GOLDEN / f"format-{FORMAT_VERSION}.gz"
-    if target.exists():
-        raise SystemExit(f"{target} is there already; a format is never made anew")
+    """A format is never made anew."""
     GOLDEN.mkdir(exist_ok=True)
+    target, lines = GOLDEN / f"format-{FORMAT_VERSION}.gz", GOLDEN / f"jsonl-format-{FORMAT_VERSION}"
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "store.db"
-        asyncio.run(make(path))
-        target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        if not target.exists():
+            path = Path(directory) / "store.db"
+            asyncio.run(make(path))
+            target.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        if not lines.exists():
+            asyncio.run(make_jsonl(Path(directory) / "store"))
+            shutil.copytree(Path(directory) / "store", lines)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from perdure.kernel.records import TaskRecord, to_raw
 from perdure.kernel.storage import DocumentWrite, MailReply
 from perdure.storage import jsonl_contents, jsonl_mailbox
 from perdure.storage.jsonl import JsonlStorage
-from perdure.storage.jsonl_image import open_image
+from perdure.storage.jsonl_image import Image, open_image
 from perdure.storage.jsonl_lines import FRAME, LOG, Fence, LogLine, Marker, is_whole, line_of
 
 Bytes = dict[str, bytes]
@@ -313,6 +314,42 @@ async def test_who_only_reads_changes_nothing_and_sees_what_the_owner_commits(tm
     await life.end()
     assert await dump_jsonl(reader.storage, life.last_id) == life.dumps[life.line.seq]
     await reader.storage.close()
+
+
+async def test_a_line_that_is_being_written_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K157: though a later one confirms it by the time that is looked for."""
+    life = await made(tmp_path)
+    await life.end()
+    log = life.path / LOG
+    whole = log.read_bytes()
+    log.write_bytes(whole[: whole.rindex(b'{"crc":"', 0, whole.rindex(b'{"crc":"')) + 40])
+    judge = Image._judge_tail
+
+    def late(self: Image, *arguments: Any) -> StorageCorrupt | None:
+        log.write_bytes(whole)
+        return judge(self, *arguments)
+
+    monkeypatch.setattr(Image, "_judge_tail", late)
+    reader = await opened(life.path, read_only=True)
+    assert reader.info.seq == max(life.dumps)
+    await reader.storage.close()
+
+
+async def test_what_is_reclaimed_during_a_check_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K145: what is found is held against what was committed meanwhile."""
+    life = await made(tmp_path)
+    line, loop, read = life.line, asyncio.get_running_loop(), jsonl_contents.read
+    todo = [line.batch(unpinned=[9], reclaimed=[CONTENTS[2].digest])]
+
+    def late(store: str, digest: str, size: int) -> bytes:
+        while todo:
+            asyncio.run_coroutine_threadsafe(line.commit(todo.pop()), loop).result(60)
+        return read(store, digest, size)
+
+    monkeypatch.setattr(jsonl_contents, "read", late)
+    assert await line.storage.check() == []
+    assert not todo
+    await line.storage.close()
 
 
 async def test_another_store_in_its_place_is_not_read_for_it(tmp_path: Path) -> None:

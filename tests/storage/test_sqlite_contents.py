@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 import pytest
 from recording_vfs import Recorder, RecordingVFS
-from test_sqlite_golden import unpacked
+from test_golden import unpacked
 
 from perdure.kernel.contents import digest_of
 from perdure.kernel.errors import StorageCorrupt, StorageError

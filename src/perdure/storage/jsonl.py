@@ -45,8 +45,8 @@ T = TypeVar("T")
 TAKEOVER_SECONDS = 5.0
 """How long a holder that is taken over from may take to close the store before it is killed."""
 _POLL_SECONDS = 0.05
-_COPIES = 3
-"""How often a copy is begun anew because the store was compacted meanwhile."""
+_ATTEMPTS = 3
+"""How often a copy or a check is begun anew because something was compacted or reclaimed meanwhile."""
 
 
 class _Opening(msgspec.Struct):
@@ -256,12 +256,21 @@ class JsonlStorage(ThreadedReads):
 
     async def check(self) -> list[str]:
         def look() -> list[str]:
-            try:
-                return self._with_image(lambda image: jsonl_upkeep.check(image, self._go_on))
-            except StorageCorrupt as error:
-                return [str(error)]
+            found: list[str] = []
+            for _ in range(_ATTEMPTS):
+                try:
+                    found, newest = self._with_image(self._checked)
+                except StorageCorrupt as error:
+                    return [str(error)]
+                if not found or newest:
+                    break  # else what was not found may have been reclaimed meanwhile
+            return found
 
         return await self._work_beside("checked", look)
+
+    def _checked(self, image: Image) -> tuple[list[str], bool]:
+        found = jsonl_upkeep.check(image, self._go_on)
+        return found, image.is_newest()
 
     async def size(self) -> SizeReport:
         return await self._work_beside("measured", lambda: self._with_image(jsonl_upkeep.measure))
@@ -310,12 +319,12 @@ class JsonlStorage(ThreadedReads):
                 raise StorageError(f"{goal} is there already; copy to a path where nothing is")
             lock = OwnerLock.take(goal, now=now)
             try:
-                for attempt in range(1, _COPIES + 1):
+                for attempt in range(1, _ATTEMPTS + 1):
                     try:
                         create(goal, copying(self.path, self._fresh_image, log_id=log_id, go_on=self._go_on))
                         return
                     except StorageError as error:
-                        if attempt == _COPIES or not isinstance(error.__cause__, FileNotFoundError):
+                        if attempt == _ATTEMPTS or not isinstance(error.__cause__, FileNotFoundError):
                             raise
             finally:
                 lock.release()

@@ -115,7 +115,13 @@ class Image:
                     break
                 line = self._log_line(raw)
                 if line is None:
-                    self._judge_tail(raw, file)
+                    damage = self._judge_tail(raw, file)
+                    file.seek(self.log_end)
+                    if damage is not None and file.readline(MAX_LINE) != raw:
+                        file.seek(self.log_end)  # its owner was writing it
+                        continue
+                    if damage is not None:
+                        raise damage
                     break
                 if line.after > self.log_end:
                     raise self._damaged(f"written behind offset {line.after}, so that lines before it are missing")
@@ -132,14 +138,15 @@ class Image:
         except msgspec.MsgspecError as error:
             raise self._damaged(f"no line of a log ({error})") from error
 
-    def _judge_tail(self, raw: bytes, file: BinaryIO) -> None:
+    def _judge_tail(self, raw: bytes, file: BinaryIO) -> StorageCorrupt | None:
         """A line that is not whole is a torn tail, unless something behind it says that it was confirmed."""
         while raw:
             # What took the end of the line before has not taken this one.
             line = self._log_line(raw[max(0, raw.rfind(BEGIN)) :])
             if line is not None and line.after > self.log_end:
-                raise self._damaged("not what was written, and later lines confirm it")
+                return self._damaged("not what was written, and later lines confirm it")
             raw = file.readline(MAX_LINE)
+        return None
 
     def _take(self, line: LogLine, readers: dict[Kind, BinaryIO]) -> None:
         if line.fence is not None:
@@ -209,6 +216,10 @@ class Image:
         with suppress(FileNotFoundError, NotADirectoryError):
             return all(os.path.samestat(os.stat(path), os.fstat(descriptor)) for path, descriptor in names)
         return False
+
+    def is_newest(self) -> bool:
+        """Whether nothing was confirmed since it was read."""
+        return self.in_place() and not self.unread()
 
     def unread(self) -> int:
         """Bytes of the log beyond what has been read: unconfirmed, or written by somebody else."""

@@ -78,7 +78,7 @@ class Reader:
                     value = read(self)
                 except (OSError, StorageCorrupt) as error:
                     # What was compacted or reclaimed meanwhile is gone; what is damaged stays so.
-                    if self._owned or self._live.image is None or self._live.image.in_place():
+                    if self._owned or self._live.image is None or self._live.image.is_newest():
                         raise jsonl_disk.explained(error, path, "read") from error
                 except msgspec.MsgspecError as error:
                     raise StorageCorrupt(f"{path} holds a record that is not one ({error})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 
 import apsw
@@ -10,8 +11,9 @@ import golden_store as golden
 import pytest
 
 from perdure.kernel.storage import FORMAT_VERSION, StoredDocument
+from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage.jsonl import JsonlStorage
 from perdure.storage.sqlite import SqliteStorage
-from perdure.storage.sqlite_mailbox import reply
 from perdure.testing.conformance import Line
 
 
@@ -22,10 +24,28 @@ def unpacked(format: int, directory: Path) -> Path:
     return path
 
 
+def copied(format: int, directory: Path) -> Path:
+    path = directory / "store"
+    shutil.copytree(golden.GOLDEN / f"jsonl-format-{format}", path)
+    (path / "contents").mkdir(exist_ok=True)  # git keeps no empty directory
+    return path
+
+
 @pytest.mark.parametrize("format", range(1, FORMAT_VERSION + 1))
 async def test_an_old_store_opens_with_all_that_is_in_it(format: int, tmp_path: Path) -> None:
     path = unpacked(format, tmp_path)
-    storage = SqliteStorage(path)
+    await _has_all(SqliteStorage(path))
+    assert sqlite_mailbox.reply(path, 1) == golden.REPLY
+
+
+@pytest.mark.parametrize("format", range(1, FORMAT_VERSION + 1))
+async def test_an_old_store_of_json_lines_opens_with_all_that_is_in_it(format: int, tmp_path: Path) -> None:
+    path = copied(format, tmp_path)
+    await _has_all(JsonlStorage(path))
+    assert jsonl_mailbox.reply(path, 1) == golden.REPLY
+
+
+async def _has_all(storage: SqliteStorage | JsonlStorage) -> None:
     line = Line(storage, await storage.open(writer="new", log_id="other", now=1))
     assert (line.info.format, line.info.log_id, line.info.epoch) == (FORMAT_VERSION, "golden log", 4)
     assert (line.info.seq, line.info.next_id) == (3, 11)
@@ -39,7 +59,6 @@ async def test_an_old_store_opens_with_all_that_is_in_it(format: int, tmp_path: 
     for at, deltas in ((1, []), (2, [golden.OPS]), (None, [golden.OPS])):
         expected = StoredDocument(golden.PLAN, 1, golden.BASE, deltas)
         assert await storage.document(golden.PLAN.address, at=at) == expected
-    assert reply(path, 1) == golden.REPLY
     assert [(mail.id, bytes(mail.body)) for mail in await storage.mail()] == [(2, b'{"answered":false}')]
     assert await storage.check() == []
     await line.commit(line.batch(entries=[line.entry(1)]))
@@ -58,3 +77,13 @@ async def test_the_format_has_not_changed_by_itself(tmp_path: Path) -> None:
         return found
 
     assert schema(old) <= schema(new)
+
+
+async def test_the_format_of_json_lines_has_not_changed_by_itself(tmp_path: Path) -> None:
+    """Not by a byte."""
+    old, new = copied(FORMAT_VERSION, tmp_path), tmp_path / "new"
+    await golden.make_jsonl(new)
+    files = [
+        {str(p.relative_to(store)): p.read_bytes() for p in store.rglob("*") if p.is_file()} for store in (old, new)
+    ]
+    assert files[0] == files[1]
