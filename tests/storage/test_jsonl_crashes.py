@@ -129,8 +129,34 @@ async def test_without_fsync_the_loss_of_power_is_seen(tmp_path: Path, monkeypat
     assert await left(tmp_path / "lost", life, disk.powerless(None), Told()) == 0
     for event in recorder.events[last + 1 :]:
         disk.apply(event)
-    files = disk.powerless(None)
-    assert log_line(_lines(files[f"store/{LOG}"])[-1]) is not None, "the log of a store that was closed is whole"
+    told = Told()
+    for event in recorder.events:
+        told.hear(event)
+    assert await left(tmp_path / "closed", life, disk.powerless(None), told) == max(life.dumps)
+
+
+async def test_what_a_killed_process_left_is_flushed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K150, K155: so that a clean close vouches for all there is, and a commit with fsync rests on nothing less."""
+    life, recorder = await lived(tmp_path / "life", monkeypatch, fsync=False)
+    last = max(count for count, event in enumerate(recorder.events) if event.kind == "note")
+    for fsync in (True, False):
+        place, disk, told = tmp_path / f"killed-{fsync}", Disk(), Told()
+        for event in recorder.events[: last + 1]:
+            disk.apply(event)
+            told.hear(event)
+        put(place, disk.killed())
+        following = Recorder(place)
+        following.install(monkeypatch)
+        line = await opened(place / "store", fsync=fsync)
+        if not fsync:
+            await line.storage.close()
+        monkeypatch.undo()
+        for event in following.events:
+            disk.apply(event)
+        assert await left(tmp_path / f"left-{fsync}", life, disk.powerless(None), told) == max(life.dumps)
+        await line.storage.close()
 
 
 async def test_the_order_of_a_commit_is_as_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,19 @@ def flush(descriptor: int) -> None:
     os.fdatasync(descriptor)
 
 
+def flush_path(path: str) -> None:
+    """Flush a file or a directory; nothing if it is not there any more."""
+    if os.path.isdir(path):
+        flush_directory(path)
+        return
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            flush(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def flush_directory(path: str) -> None:
     """Make what was created, renamed and removed in it last."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)

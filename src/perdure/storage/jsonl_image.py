@@ -72,6 +72,8 @@ class Image:
         self.ends: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.seq, self.next_id, self.at = header.seq, header.next_id, header.at
         self.epoch, self.writer = header.epoch, header.writer
+        self.closed = True
+        """Whoever wrote the last line has flushed everything: by a clean close, or in making these files."""
         self.index.answered = dict.fromkeys(header.answered, header.seq)
 
     def close(self) -> None:
@@ -149,6 +151,7 @@ class Image:
         return None
 
     def _take(self, line: LogLine, readers: dict[Kind, BinaryIO]) -> None:
+        self.closed = line.closed is not None
         if line.fence is not None:
             self.epoch, self.writer = line.fence.epoch, line.fence.writer
         elif line.commit is not None:

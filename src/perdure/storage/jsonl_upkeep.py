@@ -13,7 +13,7 @@ from perdure.kernel.storage import MAX_BIGGEST, ConversationSize, RowCounts, Siz
 from perdure.storage import jsonl_compaction, jsonl_contents, jsonl_mailbox
 from perdure.storage import jsonl_disk as disk
 from perdure.storage.jsonl_image import Image
-from perdure.storage.jsonl_index import History, WorkRow
+from perdure.storage.jsonl_index import History, WorkRow, answer_path
 from perdure.storage.jsonl_lines import CONTENTS, FRAME, KINDS
 
 _MOST_FINDINGS = 100
@@ -32,14 +32,20 @@ def check_files(image: Image) -> None:
 def make_ready(image: Image, *, flushing: bool) -> None:
     """For whoever owns the store: cut what is not confirmed, and remove what is left over (rule K156).
 
-    ``flushing``: what an earlier opening confirmed is on the disk afterwards, for commits are going to rest on it.
+    ``flushing``: what an earlier opening confirmed is on the disk afterwards, for commits are going to rest on it; as
+    it is anyway, if that opening was cut off.
     """
     if image.unread():
         disk.cut(image.log, image.log_end)
     for kind in KINDS:
         if os.fstat(image.files[kind]).st_size > image.ends[kind]:
             disk.cut(image.files[kind], image.ends[kind])
-    if flushing:
+    if not image.closed:
+        contents = list(jsonl_contents.paths(image.path))
+        answers = [answer_path(image.mailbox, id) for id in image.index.answered]
+        for path in (*contents, *answers, *sorted({os.path.dirname(path) for path in contents})):
+            disk.flush_path(path)
+    if flushing or not image.closed:
         for descriptor in (*image.files.values(), image.log):
             disk.flush(descriptor)
         for name in ("", CONTENTS, os.path.basename(image.mailbox)):

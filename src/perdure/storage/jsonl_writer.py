@@ -20,6 +20,7 @@ from perdure.storage import jsonl_compaction, jsonl_contents, jsonl_mailbox
 from perdure.storage import jsonl_disk as disk
 from perdure.storage.group_writer import GroupWriter
 from perdure.storage.jsonl_image import Image, open_image, read_fence
+from perdure.storage.jsonl_index import answer_path
 from perdure.storage.jsonl_lines import KINDS, ContentsLine, Kind, LogLine, Marker, RecordLine, line_of
 from perdure.storage.jsonl_reads import Live
 from perdure.storage.refusal import refusal_of
@@ -70,6 +71,8 @@ class Writer(GroupWriter[Commit]):
         super().__init__(live.path, worker, opening)
         self._live = live
         self._fsync = fsync
+        self._unflushed: set[str] = set()
+        """Without fsync: contents, answers and directories that a close or a compaction is to flush."""
         self._compact_at = 0
         """After one that failed: not before so much could be given back."""
 
@@ -85,12 +88,19 @@ class Writer(GroupWriter[Commit]):
         """Say in the log that it ends here, so that damage of its end is told from a torn tail. Flushed in any case:
         a store that was closed survives the loss of power."""
         image = self._live.image
-        if self._failure is None and image is not None and image.in_place() and not image.unread():
+        if self._failure is None and image is not None and image.is_newest():
             line = line_of(LogLine(after=image.log_end, closed=image.seq))
+            self._flush_left()
             for kind in KINDS:
                 disk.flush(image.files[kind])
             disk.write(image.log, image.log_end, line)
             disk.flush(image.log)
+
+    def _flush_left(self) -> None:
+        # A directory after what is in it.
+        for path in sorted(self._unflushed, reverse=True):
+            disk.flush_path(path)
+        self._unflushed.clear()
 
     def _store(self, group: list[Commit]) -> int:
         with self._live.lock:
@@ -131,12 +141,16 @@ class Writer(GroupWriter[Commit]):
 
     def _write_sidecars(self, image: Image, group: list[Commit], fresh: dict[str, Content]) -> None:
         directories: set[str] = set()
+        files = [jsonl_contents.path_of(image.path, digest) for digest in fresh]
         for content in fresh.values():
             directories |= jsonl_contents.put(image.path, content, flushing=self._fsync)
         for commit in group:
             if commit.batch.replies:
                 jsonl_mailbox.put_answers(image.mailbox, commit.seq, commit.batch.replies, flushing=self._fsync)
+                files += [answer_path(image.mailbox, reply.mail_id) for reply in commit.batch.replies]
                 directories.add(image.mailbox)
+        if not self._fsync:
+            self._unflushed.update(files, directories)
         lines: dict[Kind, bytes] = {
             "entries": b"".join(line for commit in group for _, line in commit.entries),
             "records": b"".join(line for commit in group for _, line in commit.records),
@@ -218,6 +232,7 @@ class Writer(GroupWriter[Commit]):
         image = self._live.get()
         self._check_fence(image, image.seq)
         try:
+            self._flush_left()
             fresh = jsonl_compaction.written(image, bound)
         except OSError as error:
             raise self._explained(error, "vacuumed, and is as it was") from error
