@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from durable_kit import Nasty
 
 from perdure.harness.harness import Harness
 from perdure.kernel.errors import SessionFailed
+from perdure.spaces.errors import SpaceUnavailable
+from perdure.spaces.local import LocalSpaces
 from perdure.testing.model import call
 
 
@@ -99,6 +102,55 @@ async def test_a_workspace_of_the_users_that_went_away_ends_the_session_s39(worl
     async with world.open(call("bash", command="echo agent >> agent")) as harness:
         await more(world, harness)
     assert (project / "agent").read_text() == "agent\n" * 3, "the call that found nothing is made good first"
+
+
+async def test_a_file_in_the_place_of_a_workspace_is_named_with_what_to_do_s39(world: Nasty, tmp_path: Path) -> None:
+    await world.spaces.open("one")
+    await world.spaces.stop("one")
+    world.workspace.rmdir()
+    world.workspace.write_text("mine")
+    with pytest.raises(SpaceUnavailable, match=r"one/workspace, .* is no directory any more; move what is there away"):
+        await world.spaces.open("one")
+    world.workspace.unlink()
+    project = tmp_path / "project"
+    project.mkdir()
+    space = await world.spaces.open("two", workspace=project)
+    project.rmdir()
+    project.write_text("mine")
+    with pytest.raises(SpaceUnavailable, match=r"is no directory any more; .* put the directory back"):
+        await world.spaces.open("two")
+    project.unlink()
+    with pytest.raises(SpaceUnavailable, match="is gone; put the directory back where it was"):
+        await world.spaces.open("two")
+    project.mkdir()
+    await space.delete()
+
+
+async def test_a_second_directory_of_a_name_is_not_made_like_the_first_s172(world: Nasty, tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "one", tmp_path / "b" / "one"
+    for directory in (first, second):
+        directory.mkdir(parents=True)
+        (directory / "mine").write_text(str(directory))
+    here = world.spaces
+    try:
+        for place, directory in (("a", first), ("b", second)):
+            world.spaces = LocalSpaces(tmp_path / "kept" / place)
+            await world.spaces.open("one", workspace=directory)
+            if directory == first:
+                await world.bash("echo agent > agent")
+                continue
+            with pytest.raises(SessionFailed, match=r"has its files in .*/a/one, and .*/b/one would be made like it"):
+                await world.bash("echo agent >> agent")
+            assert [path.name for path in second.iterdir()] == ["mine"]
+            assert (second / "mine").read_text() == str(second)
+            first.rename(tmp_path / "moved")
+            await world.bash("cat agent")  # One that was moved is another matter.
+            assert (second / "mine").read_text() == str(first)
+    finally:
+        for place in ("a", "b"):
+            with contextlib.suppress(SpaceUnavailable):
+                await LocalSpaces(tmp_path / "kept" / place).delete("one")
+        world.spaces = here
 
 
 async def test_a_call_that_was_cut_off_after_it_moved_its_workspace_is_undone_s39_s157(world: Nasty) -> None:

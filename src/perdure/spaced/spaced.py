@@ -3435,7 +3435,9 @@ class Daemon:
             if self.follow_workspace():
                 return
         path = text_of(self.resolver.prefix)
-        raise Fail("workspace_gone", "the workspace is gone, or is no directory of this daemon's", path=path)
+        raise Fail(
+            "workspace_gone", "the workspace is gone, or is no directory of this daemon's; put it back", path=path
+        )
 
     def _idle_shim(self) -> ShimHandle:
         idle = [shim for shim in self.shims if shim.current is None and shim.channel is not None and not shim.gone]

@@ -66,6 +66,8 @@ class SpaceState(Document, kind="pi.space", scope="session", family=True, builti
     generation: int = 0
     """That a driver of this log was last connected to."""
     boot: str = ""
+    directory: str = ""
+    """Of the user's, that it last worked in, with escapes (image.escape); empty: one of its own."""
     calls: int = 0
     """How many calls have had it; after a store was brought back from a copy more, since their numbers only rise."""
     connected: int = 0

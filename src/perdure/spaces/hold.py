@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from perdure.kernel.session import Session
+from perdure.spaces import image
 from perdure.spaces.client import SpaceClient
 from perdure.spaces.documents import SpaceState
 from perdure.spaces.errors import (
@@ -48,6 +50,7 @@ class Hold:
         fence, address = status.fence, client.address
         async with self._session.commit() as tx:
             state = await tx.draft(SpaceState, key=self._name)
+            state.directory = self._directory(state, status)
             above = self._stands_above(fence)
             if fence is not None and fence.log == self._session.info.log_id:
                 _go_on_above(state, status, fence.log, self._session.entropy.token(), above=above)
@@ -85,6 +88,25 @@ class Hold:
         except (NobodyListens, SpaceNotReady) as error:
             raise SpaceConnectionLost("closed", str(error)) from error
         return self.client
+
+    def _directory(self, state: SpaceState, status: Status) -> str:
+        """The directory of the user's that the Space works in. Raises SpaceUnavailable for another than the log knows,
+        which would be made like that one (rule S172)."""
+        assert self.client is not None, "it is connected"
+        workspace = self.client.address.workspace
+        if workspace is None:
+            return ""
+        mine = image.escape(os.fsencode(workspace))
+        stands = status.image is not None and status.image.log == self._session.info.log_id
+        if state.directory not in ("", mine) and not stands:
+            other = os.fsdecode(image.unescape(state.directory))
+            if os.path.isdir(other):
+                raise SpaceUnavailable(
+                    f"the Space {self._name} of this store has its files in {other}, and {workspace} would be made "
+                    "like it: give each directory a store, or a Space of another name with "
+                    "LocalSpaces(...).open(name, workspace=...)"
+                )
+        return mine
 
     def _stands_above(self, fence: Fence | None) -> bool:
         """Whether this log's epoch has to rise above the Space's first: the Space was another log's, or this one's

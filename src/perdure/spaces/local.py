@@ -238,6 +238,7 @@ class LocalSpaces:
             address=f"unix:{folder.socket}",
             token=await self._call(folder.read_token),
             containment="none",
+            workspace=None if record.workspace is None else folder.workspace(record),
         )
         try:
             status = await _status(address)

@@ -124,16 +124,29 @@ class Folder:
                 f"{self.path} is generation {identity.generation} of its Space, the record in {self.home} knows only "
                 f"{record.generation}; put the record back, or move the folder away"
             )
-        own = record.workspace is None
         if not record.live or identity is None or identity.generation != record.generation:
             return None
         if not os.path.isdir(self.state) or not os.path.isfile(self.token):
             return None
-        if not os.path.isdir(self.workspace(record)):
-            if own:
-                return None
-            raise SpaceUnavailable(f"{self.workspace(record)}, the workspace of the Space {self.name}, is gone")
+        if record.workspace is None:
+            return record if os.path.isdir(self.workspace(record)) else None
+        self._check_workspace(record)
         return record
+
+    def _check_workspace(self, record: Record) -> None:
+        """Raises SpaceUnavailable where there is none and none may be made."""
+        where = self.workspace(record)
+        if os.path.isdir(where):
+            return
+        if os.path.lexists(where):
+            raise SpaceUnavailable(
+                f"{where}, the workspace of the Space {self.name}, is no directory any more; move what is there away"
+                + (", and another is made" if record.workspace is None else ", and put the directory back")
+            )
+        if record.workspace is not None:
+            raise SpaceUnavailable(
+                f"{where}, the workspace of the Space {self.name}, is gone; put the directory back where it was"
+            )
 
     def make(self, record: Record, workspace: str | None) -> Record:
         """A new generation (rule S105). What the lost one left running is killed first, what is left of its state is
@@ -144,6 +157,7 @@ class Folder:
         if record.workspace is None:
             check_place(self, workspace)
             record = msgspec.structs.replace(record, workspace=None if workspace is None else encode_path(workspace))
+        self._check_workspace(record)
         old = record.generation
         made = Record(name=self.name, generation=old + 1, live=True, workspace=record.workspace)
         self.write_record(made)

@@ -25,6 +25,8 @@ class SpaceAddress:
     """The key to the Space."""
     containment: Containment
     """What its daemon can do about processes: "none" is best effort (rule S106)."""
+    workspace: str | None = None
+    """A directory of the user's that it works in, on this machine; None: it has its own."""
 
     def contained(self, containment: Containment) -> SpaceAddress:
         """The same, of a daemon that can do this about processes."""
