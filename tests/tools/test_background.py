@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,45 @@ async def test_it_ends_when_its_session_closes_h368(work: Path, tmp_path: Path) 
     assert [told.reason for told in await env.background()] == ["the session closed"]
     for pid in pids(work).values():
         see_gone(pid)
+
+
+async def test_one_that_ends_while_it_is_looked_at_is_never_told_to_be_lost_h368(
+    env: LocalEnvironment, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(work / "gate")
+    command = await env.start_background("read -r < gate; exit 3")
+    load = background._load  # pyright: ignore[reportPrivateUsage]
+
+    def load_just_before(path: str) -> object:
+        record = load(path)
+        if record.cause is None:
+            (work / "gate").write_text("go\n")
+            until = time.monotonic() + 60
+            while path in background._running and time.monotonic() < until:  # pyright: ignore[reportPrivateUsage]
+                time.sleep(0.001)
+        return record
+
+    monkeypatch.setattr(background, "_load", load_just_before)
+    seen, _ = await env.read_background(command.id)
+    assert (seen.state, seen.exit_code) == ("exited", 3)
+
+
+async def test_no_more_output_is_given_than_is_told_of_h366(
+    env: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = await env.start_background("echo one; exec sleep 600")
+    await env.read_background(command.id, wait_ms=60_000)
+    read = background._read  # pyright: ignore[reportPrivateUsage]
+
+    def read_just_after(path: str, offset: int, length: int) -> bytes:
+        with open(path, "ab") as file:
+            file.write(b"two\n")
+        return read(path, offset, length)
+
+    monkeypatch.setattr(background, "_read", read_just_after)
+    for offset in (0, 4, 8):
+        seen, data = await env.read_background(command.id, offset=offset, length=100)
+        assert (seen.output_bytes, len(data)) == (offset + 4, 4)
 
 
 # --- what the tools say

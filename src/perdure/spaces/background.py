@@ -120,7 +120,8 @@ class SpaceBackground:
                 until_exit=until_exit,
             )  # fmt: skip
             if command.state != "running" or left <= MAX_WAIT_MS or (data and not until_exit):
-                return told(note, command), data[:length]
+                seen = told(note, command)
+                return seen, data[: max(0, min(length, seen.output_bytes - offset))]
 
     async def stop(self, id: str) -> BackgroundCommand:
         """Raises NoSuchCommand, SpaceProcessesRemain."""

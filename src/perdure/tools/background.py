@@ -163,11 +163,10 @@ class LocalBackground:
         if not started.is_set():
             await self._files.call(_remove, path)
             running.task.result()
-        return self._told(record, path)
+        return await self._files.call(self._look, path)
 
     async def all(self) -> tuple[BackgroundCommand, ...]:
-        records = await self._files.call(self._records)
-        return tuple(self._told(record, self._path(record.id)) for record in records)
+        return tuple(await self._files.call(self._look_at_all))
 
     async def read(
         self, id: str, *, offset: int, length: int, wait_ms: int, until_exit: bool
@@ -183,9 +182,10 @@ class LocalBackground:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running.output.changed.wait(), left)
-        record = await self._files.call(_load, path)
-        data = await self._files.call(_read, _output_of(path), offset, length) if length else b""
-        return self._told(record, path), data
+        command = await self._files.call(self._look, path)
+        length = min(length, command.output_bytes - offset)  # What came since is not of what is told.
+        data = await self._files.call(_read, _output_of(path), offset, length) if length > 0 else b""
+        return command, data
 
     async def stop(self, id: str) -> BackgroundCommand:
         """Raises NoSuchCommand."""
@@ -195,10 +195,10 @@ class LocalBackground:
             if running.loop is not asyncio.get_running_loop():
                 raise NoSuchCommand(f"command {id} is run by another event loop of this process; stop it there")
             await self._end(running, "stopped")
-        record = await self._files.call(_load, path)
-        if record.cause is None and self._told(record, path).state == "running":
-            raise NoSuchCommand(f"command {id} is run by another process ({record.host}); only that can stop it")
-        return self._told(record, path)
+        command = await self._files.call(self._look, path)
+        if command.state == "running":
+            raise NoSuchCommand(f"command {id} is {command.reason}; only that can stop it")
+        return command
 
     async def end(self) -> None:
         """All that this environment runs, because its session closes."""
@@ -272,16 +272,21 @@ class LocalBackground:
             _remove(path)
             raise
 
-    def _records(self) -> list[_Record]:
-        found: list[_Record] = []
+    def _look_at_all(self) -> list[BackgroundCommand]:
+        found: list[BackgroundCommand] = []
         for name in os.listdir(self._spills.directory):
             if _NAME.fullmatch(name):
                 with contextlib.suppress(NoSuchCommand):
-                    found.append(_load(os.path.join(self._spills.directory, name)))
-        return sorted(found, key=lambda record: (record.started_at, record.id))
+                    found.append(self._look(os.path.join(self._spills.directory, name)))
+        return sorted(found, key=lambda command: (command.started_at, command.id))
 
-    def _told(self, record: _Record, path: str) -> BackgroundCommand:
-        state, reason = self._state(record, path)
+    def _look(self, path: str) -> BackgroundCommand:
+        """How a command is. Raises NoSuchCommand."""
+        record = _load(path)
+        runner = _runner(record, path)
+        if record.cause is None and runner is None:
+            record = _load(path)  # How it ended is written before it is nobody's: only what is read now may be lost.
+        state, reason = _state(record, path, runner)
         size = 0
         with contextlib.suppress(OSError):
             size = os.stat(_output_of(path)).st_size
@@ -296,17 +301,25 @@ class LocalBackground:
             reason=reason,
         )
 
-    def _state(self, record: _Record, path: str) -> tuple[BackgroundState, str]:
-        running = _running.get(path)
-        unkept = UNKEPT if record.unkept or (running is not None and running.output.unkept) else ""
-        if record.cause is not None:
-            return ("exited" if record.cause == "exit" else "stopped"), _REASONS[record.cause] or unkept
-        host, own = HostMark.parse(record.host), HostMark.own()
-        if running is not None:
-            return "running", unkept
-        if host is not None and host != own and host.machine == own.machine and not host.is_dead(own.machine):
-            return "running", f"run by process {host.pid}"
+
+def _runner(record: _Record, path: str) -> str | None:
+    """Who runs it, as far as that is not this process; None: nobody."""
+    if path in _running:
+        return ""
+    host, own = HostMark.parse(record.host), HostMark.own()
+    if host is not None and host != own and host.machine == own.machine and not host.is_dead(own.machine):
+        return f"run by process {host.pid}"
+    return None
+
+
+def _state(record: _Record, path: str, runner: str | None) -> tuple[BackgroundState, str]:
+    running = _running.get(path)
+    unkept = UNKEPT if record.unkept or (running is not None and running.output.unkept) else ""
+    if record.cause is not None:
+        return ("exited" if record.cause == "exit" else "stopped"), _REASONS[record.cause] or unkept
+    if runner is None:
         return "lost", "the process that ran it ended without stopping it; what it left running is ended by the next"
+    return "running", runner or unkept
 
 
 def check_room(running: int) -> None:
