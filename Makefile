@@ -75,6 +75,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python benchmarks/run.py
+	@$(BIN)/python benchmarks/instructions.py --quick
 	@$(BIN)/python benchmarks/spaces.py
 
 campaign: $(STAMP)

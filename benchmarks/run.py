@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from table import CELLS, HEAD, Cell, Line, between_markers, lines
@@ -39,11 +39,32 @@ def peer_python() -> Path:
     return python
 
 
+def pythons() -> dict[str, Path]:
+    """What runs each side."""
+    return {"ours": Path(sys.executable), "peer": peer_python()}
+
+
+def run(
+    python: Path, side: str, cell: str, options: Mapping[str, object], *, under: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run one workload of one side in a process of its own, which ``under`` may be the beginning of the command of."""
+    # Byte code is cached on both sides, as users have it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if side == "peer":
+        environment.pop("PYTHONPATH", None)
+    command = [*under, str(python), str(HERE / f"{side}.py"), cell]
+    command += [f"{name}={value}" for name, value in options.items()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        sys.exit(f"{side} {cell} failed:\n{done.stderr[-2000:]}")
+    return done
+
+
 class Bench:
     """Both sides, and the stores that some cells begin with: made once, then only copied."""
 
     def __init__(self, scratch: Path) -> None:
-        self._pythons = {"ours": Path(sys.executable), "peer": peer_python()}
+        self._pythons = pythons()
         self._scratch = scratch
         self._built: dict[tuple[str, str, str], Path] = {}
 
@@ -58,15 +79,7 @@ class Bench:
         return self._run(side, cell.name, {"store": self._built[key]})
 
     def _run(self, side: str, cell: str, options: Mapping[str, object]) -> dict[str, float]:
-        # Byte code is cached on both sides, as users have it.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        if side == "peer":
-            environment.pop("PYTHONPATH", None)
-        command = [str(self._pythons[side]), str(HERE / f"{side}.py"), cell]
-        command += [f"{name}={value}" for name, value in options.items()]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        if done.returncode:
-            sys.exit(f"{side} {cell} failed:\n{done.stderr[-2000:]}")
+        done = run(self._pythons[side], side, cell, options)
         return json.loads(done.stdout.splitlines()[-1])
 
     def rounds(self, cell: Cell, count: int, *, quick: bool) -> list[tuple[dict[str, float], dict[str, float]]]:

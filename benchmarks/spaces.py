@@ -41,7 +41,7 @@ from perdure.testing.model import ScriptedModel, call, say
 from perdure.tools.coding import coding_tools
 from perdure.tools.local import LocalEnvironment
 from table import between_markers
-from usage import FLUSHES, Cpu, Samples, flushes
+from usage import FLUSHES, Cpu, Samples, flushes, have
 
 T = TypeVar("T")
 
@@ -184,16 +184,6 @@ def bare(folder: str) -> int:
                 seen += bare(entry.path)
             assert status.st_ctime_ns
     return seen
-
-
-def have(program: str) -> bool:
-    """Whether it is there; as root it is installed."""
-    if shutil.which(program) is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "install", "-y", "-qq", program], capture_output=True, check=False, env=environment)
-    if shutil.which(program) is None:
-        print(f"{program} is missing: its rows are left out", file=sys.stderr)
-    return shutil.which(program) is not None
 
 
 def shell(command: str, folder: Path) -> None:

@@ -1,10 +1,14 @@
-"""What processes take that are more than this one: CPU of everything started from here, and flushes to disk."""
+"""What processes take that are more than this one: CPU of everything started from here, and flushes to disk; and the
+programs that tell."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -126,3 +130,13 @@ def flushes(trace: str, spans: list[tuple[float, float]]) -> list[int]:
     """How many flushes of a ``strace -f -ttt`` began in each span of time."""
     at = [float(found) for found in _CALL.findall(trace)]
     return [sum(begun <= moment <= ended for moment in at) for begun, ended in spans]
+
+
+def have(program: str) -> bool:
+    """Whether it is there; as root it is installed."""
+    if shutil.which(program) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "install", "-y", "-qq", program], capture_output=True, check=False, env=environment)
+    if shutil.which(program) is None:
+        print(f"{program} is missing: its rows are left out", file=sys.stderr)
+    return shutil.which(program) is not None
