@@ -81,7 +81,7 @@ async def note(root: Conversation, *texts: str) -> None:
 async def take(root: Conversation, after: str | None, most: int, until: type[Event] | None = None) -> list[Event]:
     """What a client is told that comes with this cursor, up to ``most`` events, and leaves again."""
     found: list[Event] = []
-    async with root.events(after=after) as events, asyncio.timeout(5):
+    async with root.events(after=after) as events, asyncio.timeout(60):
         while len(found) < most and not (until is not None and found and isinstance(found[-1], until)):
             found.append(await anext(events))
     return found

@@ -98,7 +98,7 @@ async def opened(model: ScriptedModel) -> AsyncIterator[tuple[Harness, Conversat
 async def until(events: Events, kind: type[Event]) -> list[Event]:
     """All events up to the first of a kind."""
     found: list[Event] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         async for event in events:
             found.append(event)
             if isinstance(event, kind):

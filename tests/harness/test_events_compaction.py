@@ -19,7 +19,7 @@ from perdure.testing.model import Fail, fail, say
 
 async def until(events: Events, kind: type[Event]) -> list[Event]:
     found: list[Event] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (found and isinstance(found[-1], kind)):
             found.append(await anext(events))
     return found

@@ -11,7 +11,7 @@ from perdure.kernel.errors import StorageError
 from perdure.kernel.storage import Batch
 from perdure.storage.memory import MemoryStorage
 
-PATIENCE = 20
+PATIENCE = 60
 """Seconds that a store holds commits before it refuses them."""
 
 TURNS = 20

@@ -353,7 +353,7 @@ async def test_a_block_that_stays_in_the_line_does_not_hold_up_a_close() -> None
     session.on_stop(stop)
     inside = begin(block())
     await rest()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         report = await session.close()
     assert (report.seq, report.failed, len(wrote)) == (2, None, 1)
     async with Session.open(storage) as again:

@@ -23,7 +23,7 @@ async def test_the_next_transaction_is_staged_while_the_one_before_is_flushed() 
         storage.hold()
         first = begin(tally(session, 1))
         await rest()
-        async with asyncio.timeout(5), session.commit() as tx:
+        async with asyncio.timeout(60), session.commit() as tx:
             seen = there(await tx.read(Tally))
             assert seen.n == 1
             (await tx.draft(Tally)).n += 10
@@ -328,7 +328,7 @@ async def test_a_turn_that_comes_as_its_owner_gives_up_goes_to_the_next() -> Non
         await first
         with pytest.raises(asyncio.CancelledError):
             await second
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await third
         assert session.seq == 1
 

@@ -147,7 +147,7 @@ async def test_attaching_while_commits_are_in_flight_misses_nothing_and_repeats_
             await asyncio.gather(*writers)
             for watcher in watchers:
                 if not watcher.done():
-                    await asyncio.wait([watcher], timeout=5)
+                    await asyncio.wait([watcher], timeout=60)
                 seen = await watcher
                 assert seen == [(n + 1, n) for n in range(seen[0][1], 7)]
 
@@ -189,7 +189,7 @@ async def test_a_watch_at_retention_zero_is_not_left_behind() -> None:
             watch = await watching
             await asyncio.gather(*others)
             await tally(session, n)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 frames = [await anext(watch)]
                 while frames[-1].value.n != n:
                     frames.append(await anext(watch))
@@ -215,7 +215,7 @@ async def test_a_document_let_go_of_between_its_reading_and_its_use_is_read_agai
                 watch = await work
                 await tally(session, 3)
                 if watch is not None:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(60):
                         assert [(await anext(watch)).value.n for _ in range(2)] == [1, 3]
                     await attaching.__aexit__(None, None, None)
                 assert there(await session.snapshot(Tally)).n == 3

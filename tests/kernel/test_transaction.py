@@ -680,7 +680,7 @@ async def test_a_session_call_inside_ones_own_block_raises_at_once() -> None:
             lambda: session.state(Tally).__aenter__(),
             lambda: session.watch(Tally).__aenter__(),
         ]
-        async with asyncio.timeout(5), session.commit() as tx:
+        async with asyncio.timeout(60), session.commit() as tx:
             for call in calls:
                 with pytest.raises(InsideTransaction):
                     await call()

@@ -136,7 +136,7 @@ def test_a_shown_name_is_valid_and_its_own_h380(name: str, prefix: str) -> None:
 
 
 async def test_a_call_that_takes_too_long_or_is_aborted_is_cancelled_at_the_server_h390(tmp_path: Path) -> None:
-    async with mcp_extension("w", wares(tmp_path), timeout_ms=1_500) as server:
+    async with mcp_extension("w", wares(tmp_path), timeout_ms=5_000) as server:
         late = await result_of(server.extension, "w_wait", name="late")
         assert late.code == "timeout"
         assert late.text.endswith("Output until then:\nhalf of it\n")
@@ -280,7 +280,7 @@ async def test_a_server_that_is_none_is_told_clearly_h392(text: str, why: str) -
 async def test_a_server_that_never_answers_ends_in_time_h386(tmp_path: Path) -> None:
     text = f"print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, 'w'), flush=True)\nwhile True: read()"
     with pytest.raises(McpError, match="it did not answer in time"):
-        async with mcp_extension("odd", odd(text), connect_timeout_ms=1_000):
+        async with mcp_extension("odd", odd(text), connect_timeout_ms=4_000):
             pass
     assert not alive(int((tmp_path / "pid").read_text()))
 

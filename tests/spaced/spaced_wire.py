@@ -312,7 +312,7 @@ def socket_path() -> str:
     return f"/tmp/spaced-{os.getpid()}-{secrets.token_hex(6)}.sock"
 
 
-def eventually(check: Any, seconds: float = 15) -> Any:
+def eventually(check: Any, seconds: float = 60) -> Any:
     """Wait for a condition outside our hands: another process has got somewhere."""
     deadline = time.monotonic() + seconds
     while True:

@@ -181,7 +181,7 @@ async def test_what_no_image_holds_any_more_is_reclaimed_s163(world: World) -> N
         async def stored() -> int:
             return (await world.storage.size()).contents
 
-        for _ in range(300):
+        for _ in range(6000):
             if await stored() == 2:
                 break
             await asyncio.sleep(0.01)
@@ -194,7 +194,7 @@ async def test_the_pin_of_a_call_that_ended_without_its_scope_is_let_go_s163(wor
     async with world.open(call("bash", command="echo a > a")) as harness:
         await harness.session.contents.put({digest_of(data): data}, pin=900_000)
         assert await go(harness) == "done"
-        for _ in range(300):
+        for _ in range(6000):
             if not await harness.session.contents.has([digest_of(data)]):
                 break
             await asyncio.sleep(0.01)

@@ -65,7 +65,7 @@ async def spaces(tmp_path: Path) -> AsyncIterator[Spaces]:
                     kill_tagged(noted["tag"] or "none")
 
 
-async def run(client: SpaceClient, shell: str, ordinal: int = 1, *, seconds: float = 10) -> tuple[Command, bytes]:
+async def run(client: SpaceClient, shell: str, ordinal: int = 1, *, seconds: float = 60) -> tuple[Command, bytes]:
     await client.start(key(ordinal), shell=shell)
     deadline = time.monotonic() + seconds
     while True:
@@ -95,7 +95,7 @@ def pid_of(space: Space, root: Path) -> int:
     return next(record for record in records(root) if record["name"] == space.name)["daemon"]["pid"]
 
 
-async def gone(pid: int, seconds: float = 10) -> bool:
+async def gone(pid: int, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while mark_of(pid) is not None:
         if time.monotonic() > deadline:

@@ -66,7 +66,7 @@ class World:
         """A process that goes on with the work, and ends as soon as the workspace shows something."""
         async with self.open() as harness:
             await (await harness.root()).submit("go", request_id="one")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not condition():
                     await asyncio.sleep(0.01)
             self.storage = self.storage.snapshot()

@@ -320,7 +320,7 @@ async def test_a_command_whose_processes_cannot_be_looked_at_is_ended_all_the_sa
 
     monkeypatch.setattr(processes, "of_command", full)
     with pytest.raises(OSError, match="Too many open files"):
-        await env.exec("sleep 600 & echo $! > left.pid; sleep 600", timeout_ms=300)
+        await env.exec("sleep 600 & echo $! > left.pid; sleep 600", timeout_ms=2_000)
     see_gone(pids(work)["left"])
     assert len(os.listdir("/proc/self/fd")) == before
 
