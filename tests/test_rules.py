@@ -12,8 +12,8 @@ FILES = {"K": "kernel.md", "T": "tasks.md", "H": "harness.md", "P": "proof.md", 
 BLOCKS = {
     "S": [1, 100, 130],  # the daemon; its client and providers; the durable mode
     # of all; compaction; hooks and gates; limits; events; telemetry; approvals;
-    # repair, reconcile, control; nested calls; coding tools; MCP
-    "H": [1, 200, 220, 240, 260, 280, 300, 320, 340, 360, 380],
+    # repair, reconcile, control; nested calls; coding tools; MCP; deferred responses
+    "H": [1, 200, 220, 240, 260, 280, 300, 320, 340, 360, 380, 400],
     "K": [1, 220],  # of all; upkeep
 }
 """Where the numbers of a part of the rules begin."""

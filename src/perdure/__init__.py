@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from perdure.harness.registry import PromptSection as PromptSection
     from perdure.harness.retention import Retention as Retention
     from perdure.harness.retention import RetentionReport as RetentionReport
+    from perdure.harness.settings import PollPolicy as PollPolicy
     from perdure.harness.settings import RetryPolicy as RetryPolicy
     from perdure.harness.submission import Answer as Answer
     from perdure.harness.submission import Submission as Submission
@@ -261,7 +262,7 @@ _HOME = {
         "Retention",
         "RetentionReport",
     ),
-    "perdure.harness.settings": ("RetryPolicy",),
+    "perdure.harness.settings": ("PollPolicy", "RetryPolicy"),
     "perdure.harness.submission": (
         "Answer",
         "Submission",

@@ -19,6 +19,7 @@ from perdure.harness.events import MessageEnd as MessageEnd
 from perdure.harness.events import MessageStart as MessageStart
 from perdure.harness.events import QuestionAsked as QuestionAsked
 from perdure.harness.events import QuestionOver as QuestionOver
+from perdure.harness.events import ResponseDeferred as ResponseDeferred
 from perdure.harness.events import Resumed as Resumed
 from perdure.harness.events import Retry as Retry
 from perdure.harness.events import RunEnd as RunEnd
@@ -52,6 +53,7 @@ __all__ = [
     "QuestionAsked",
     "QuestionOver",
     "Resumed",
+    "ResponseDeferred",
     "Retry",
     "RunEnd",
     "RunStart",

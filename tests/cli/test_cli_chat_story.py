@@ -35,6 +35,7 @@ from perdure.events import (
     MessageStart,
     QuestionAsked,
     QuestionOver,
+    ResponseDeferred,
     Resumed,
     Retry,
     RunEnd,
@@ -47,7 +48,7 @@ from perdure.events import (
     UsageChanged,
 )
 from perdure.harness.conversation import Conversation
-from perdure.harness.documents import COMPACTION, InboxItem, LiveMessage, LiveTool, ToolResultData
+from perdure.harness.documents import COMPACTION, InboxItem, LiveDeferred, LiveMessage, LiveTool, ToolResultData
 from perdure.harness.environment import Effects
 from perdure.harness.events import QuestionOutcome
 from perdure.harness.messages import (
@@ -143,6 +144,7 @@ def snapshot(
     message: LiveMessage | None = None,
     tools: dict[str, LiveTool] | None = None,
     retry: JsonValue = None,
+    deferred: JsonValue = None,
     queued: Sequence[InboxItem] = (),
     more: bool = False,
     blocked: tuple[BlockedTask, ...] = (),
@@ -157,6 +159,7 @@ def snapshot(
                 "message": message,
                 "tools": tools or {},
                 "retry": retry,
+                "deferred": deferred,
             },
         ),
         "inbox": cast("JsonValue", {"items": list(queued)}),
@@ -423,6 +426,28 @@ def test_work_that_goes_on_is_said_to_h267() -> None:
     assert told.tell(Resumed(seq=1)) == ""
 
 
+WAITING: LiveDeferred = {
+    "task": 5,
+    "model": "test:m",
+    "attempt": 1,
+    "handle": "job\x1b[1m1",
+    "sent": NOW,
+    "polls": 0,
+    "until": NOW,
+    "code": None,
+}
+
+
+def test_a_response_that_is_made_in_the_background_is_told_h405() -> None:
+    told = Told()
+    told.tell(*START)
+    first = ResponseDeferred(seq=1, **WAITING)
+    assert told.tell(first) == "· test:m makes the answer in the background: job1\n"
+    assert told.tell(msgspec.structs.replace(first, polls=1)) == "", "once is enough"
+    failed = msgspec.structs.replace(first, polls=2, code="overloaded")
+    assert told.tell(failed) == "· overloaded; job1 is asked for again\n"
+
+
 def test_compactions_are_told_h150() -> None:
     told = Told()
     told.tell(*START)
@@ -639,6 +664,8 @@ def test_a_request_is_told_with_how_far_it_was() -> None:
     ]
     retry: JsonValue = {"attempt": 2, "until": NOW, "code": "overloaded", "message": "m"}
     assert said_of(snapshot(run=[3], retry=retry))[2:] == ["  The request had failed (overloaded). It is sent again."]
+    waiting = said_of(snapshot(run=[3], deferred=cast("JsonValue", {**WAITING, "polls": 2})))[2]
+    assert waiting.startswith("  test:m makes the answer in the background: job1, asked for 2 times, next at ")
 
 
 def test_what_waits_and_what_goes_on_elsewhere_is_told() -> None:

@@ -27,6 +27,7 @@ SURVIVORS = [
     ("forks.md", "branch.py", "branch.py"),
     ("migrating.md", "old.py", "new.py"),
     ("limits.md", "spend.py", "spend.py"),
+    ("deferred.md", "slow.py", "slow.py"),
     ("hooks.md", "guard.py", "guard.py"),
     ("compaction.md", "book.py", "book.py"),
     ("subagents.md", "edit.py", "edit.py"),

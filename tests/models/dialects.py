@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from replies import Answer, Refusal, Tokens
+from replies import Answer, Made, Refusal, Tokens
 from rules import AnthropicRules, ChatRules, ResponsesRules, Rules
 
+BACKGROUND = "resp_background"
+"""What every response that is made in the background is called."""
 CHUNK = 7
 """Characters a delta."""
 
@@ -240,6 +242,21 @@ class Responses(Dialect[ResponsesRules]):
     def events(self, answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for number, event in enumerate(self._events(answer, body)):
             yield {"sequence_number": number, **event}
+
+    def made(self, made: Made, model: str) -> dict[str, Any]:
+        """A stored response: what was thought is not told with it, but for its summary."""
+        whole: dict[str, Any] = list(self._events(made.answer, {"model": model}))[-1]["response"]
+        for item in whole["output"]:
+            item.pop("encrypted_content", None)
+            self.rules.encrypted.pop(item["id"], None)
+        found = {**whole, "id": BACKGROUND, "background": True, "store": True}
+        if made.status != "completed":
+            found |= {"status": made.status, "output": []}
+        if made.status in ("queued", "in_progress"):
+            found["usage"] = None
+        if made.status == "failed":
+            found["error"] = {"code": made.code, "message": "it failed on its way"}
+        return found
 
     def _events(self, answer: Answer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         response: dict[str, Any] = {

@@ -68,7 +68,18 @@ class Refusal:
     """In place of the protocol's."""
 
 
-Reply: TypeAlias = Answer | Broken | Refusal
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a response that is made in the background is when it is looked at (OpenAI Responses)."""
+
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled"] = "completed"
+    answer: Answer = Answer()
+    """``completed``: what it says; what it used in any case."""
+    code: str = "server_error"
+    """Why it failed."""
+
+
+Reply: TypeAlias = Answer | Broken | Refusal | Made
 
 
 def say(text: str, **rest) -> Answer:

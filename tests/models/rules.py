@@ -316,9 +316,12 @@ class ResponsesRules(Rules):
         yield from unknown(
             body,
             "model input stream tools tool_choice parallel_tool_calls max_output_tokens reasoning include store "
-            "prompt_cache_key prompt_cache_options temperature text",
+            "prompt_cache_key prompt_cache_options temperature text background",
         )
-        if body.get("stream") is not True or body.get("store") is not False:
+        if body.get("background"):
+            if body.get("stream") or body.get("store") is not True:
+                yield "in the background, but a stream or not stored"
+        elif body.get("stream") is not True or body.get("store") is not False:
             yield "not a stream that is not stored"
         yield from bad_effort(body["model"], (body.get("reasoning") or {}).get("effort"))
         names = [tool["name"] for tool in body.get("tools", [])]

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from dialects import DIALECTS, Dialect
-from replies import Answer, Broken, Refusal, Reply
+from dialects import BACKGROUND, DIALECTS, Dialect, Responses
+from replies import Answer, Broken, Made, Refusal, Reply
 
 KEY = "test-key-0123456789"
+STORED = f"/v1/responses/{BACKGROUND}"
+"""Where what is made in the background is asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Sent:
     path: str
     headers: Mapping[str, str]
     body: dict[str, Any]
+    method: str = "POST"
 
 
 @dataclass
@@ -73,9 +76,9 @@ class Provider:
         self.open += 1
         try:
             while (head := await self._head(reader)) is not None:
-                path, headers = head
+                method, path, headers = head
                 raw = await reader.readexactly(int(headers.get("content-length", "0")))
-                await self._answer(Sent(path, headers, json.loads(raw)), reader, writer)
+                await self._answer(Sent(path, headers, json.loads(raw or b"{}"), method), reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -84,20 +87,21 @@ class Provider:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _head(self, reader: asyncio.StreamReader) -> tuple[str, dict[str, str]] | None:
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
         line = await reader.readline()
         if not line:
             return None
-        path = line.decode().split(" ")[1].partition("?")[0]
+        method, path, _ = line.decode().split(" ")
         headers: dict[str, str] = {}
         while (line := await reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode().partition(":")
             headers[name.strip().lower()] = value.strip()
-        return path, headers
+        return method, path.partition("?")[0], headers
 
     async def _answer(self, sent: Sent, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.sent.append(sent)
-        dialect = self.dialects.get(sent.path)
+        stored = sent.path == (f"{STORED}/cancel" if sent.method == "POST" else STORED)
+        dialect = self.dialects.get("/v1/responses" if stored else sent.path)
         if dialect is None:
             await self._refuse(writer, OTHER, Refusal(status=404, message=f"no {sent.path} here"))
             return
@@ -106,7 +110,7 @@ class Provider:
             refusal = Refusal(status=401, code="invalid_api_key", message=f"Incorrect API key: {given}")
             await self._refuse(writer, dialect, refusal)
             return
-        found = dialect.rules.check(sent.body)
+        found = [] if stored else dialect.rules.check(sent.body)
         if not self.replies:
             found.append("a request that nobody waits for")
         if found:
@@ -116,6 +120,9 @@ class Provider:
         reply = self.replies.popleft()
         if isinstance(reply, Refusal):
             await self._refuse(writer, dialect, reply)
+        elif isinstance(reply, Made):
+            assert isinstance(dialect, Responses)
+            await self._whole(writer, json.dumps(dialect.made(reply, sent.body.get("model", "m"))))
         else:
             await self._stream(reply, sent, dialect, reader, writer)
 
@@ -125,6 +132,11 @@ class Provider:
         headers = {"content-type": kind, "content-length": str(len(body)), **refusal.headers}
         lines = [f"HTTP/1.1 {refusal.status} Nope", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await writer.drain()
+
+    async def _whole(self, writer: asyncio.StreamWriter, body: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body.encode())}\r\n\r\n"
+        writer.write((head + body).encode())
         await writer.drain()
 
     async def _stream(

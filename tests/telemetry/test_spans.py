@@ -20,6 +20,7 @@ from perdure import (
     MemoryStorage,
     Next,
     OpenTelemetry,
+    PollPolicy,
     Report,
     Run,
     Task,
@@ -30,7 +31,7 @@ from perdure import (
 from perdure.harness.compaction_policy import Compaction
 from perdure.harness.messages import Usage
 from perdure.testing.loop import SimulatedEntropy
-from perdure.testing.model import ScriptedModel, call, calls, fail, say
+from perdure.testing.model import ScriptedModel, call, calls, defer, fail, say
 from telemetry.otel_kit import Told, attributes_of, parent_id
 
 MODEL = "test:scripted"
@@ -100,6 +101,18 @@ async def test_a_run_its_requests_and_its_calls_are_spans_of_one_trace_h282() ->
     assert executed.name == "execute_tool population"
     assert attributes_of(executed)["gen_ai.tool.name"] == "population"
     assert attributes_of(executed)["perdure.call.code"] == "ok"
+    assert told.spans.open == []
+
+
+async def test_a_response_made_in_the_background_is_a_span_when_it_is_begun_and_when_it_is_there_h282_h405() -> None:
+    told = Told()
+    model = ScriptedModel(defer(say("4", usage=Usage(input=5, output=7)), polls=1))
+    async with opened(model, telemetry=told.telemetry, polling=PollPolicy(first_ms=1)) as harness:
+        assert await ask(harness) == "4"
+    begun, there = map(attributes_of, told.named("chat"))
+    assert begun["gen_ai.response.finish_reasons"] == ("deferred",)
+    assert "gen_ai.usage.output_tokens" not in begun, "tokens are told once"
+    assert (there["gen_ai.response.finish_reasons"], there["gen_ai.usage.output_tokens"]) == (("stop",), 7)
     assert told.spans.open == []
 
 

@@ -19,14 +19,16 @@ from rich.text import Text
 from perdure.cli.asked import answer_words
 from perdure.cli.compactions import compaction_lines
 from perdure.cli.decided import decision_of, decision_words, question_words
+from perdure.cli.deferred import WIDEST
 from perdure.cli.exact import ascii_json, exact_json
 from perdure.cli.secrets import Secrets
 from perdure.cli.space.log import RecoveryLine, SpaceLine, space_lines
 from perdure.cli.stores import storage_of
-from perdure.cli.text import lines_of, printable, shortened, size, when
+from perdure.cli.text import lines_of, one_line, printable, shortened, size, when
 from perdure.harness.approval import APPROVAL
 from perdure.harness.approvals import asked_of, question_of
-from perdure.harness.documents import Inbox, Live, Meta, ToolInput
+from perdure.harness.deferral import Deferral
+from perdure.harness.documents import GENERATION, Inbox, Live, Meta, ToolInput
 from perdure.harness.person import ANSWER, QUESTION, open_question
 from perdure.harness.scopes import TOOL_TASK
 from perdure.kernel.errors import DocumentVersionError
@@ -292,6 +294,7 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None, now: int
             waited = [str(id) for id in state.on if id in live]
             words.append(f"waits for task{'s' if len(waited) > 1 else ''} {', '.join(waited)}")
     elif isinstance(state, Sleeping):
+        words += _deferred(record, state)
         words.append(f"sleeps until {when(state.until)}")
     elif record.status == "running":
         words.append(_RUNNING["ended" if holder is None else holder.state])
@@ -307,6 +310,16 @@ def _why(record: TaskRecord, live: set[int], holder: HolderLine | None, now: int
     if record.abort_requested:
         words.append("to be aborted")
     return "; ".join(words)
+
+
+def _deferred(record: TaskRecord, state: Sleeping) -> list[str]:
+    """Which response it polls, if it does."""
+    if record.kind == GENERATION and state.phase == "poll":
+        with suppress(msgspec.MsgspecError):  # written by a newer release
+            at = msgspec.json.decode(state.raw_checkpoint, type=Deferral)
+            handle = shortened(one_line(at.handle), WIDEST)
+            return [f"{one_line(at.model)} makes the answer in the background: {handle}"]
+    return []
 
 
 def _signal(record: TaskRecord, state: Waiting, now: int) -> list[str]:

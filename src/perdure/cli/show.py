@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from perdure.cli.compactions import compaction_lines
+from perdure.cli.deferred import deferred_line
 from perdure.cli.entries import Call, calls_of, entry_lines, heading, running_lines
 from perdure.cli.secrets import Secrets
 from perdure.cli.stores import chosen, looking, name_of
@@ -121,6 +122,8 @@ async def _live(session: Session, conversation: int) -> Live | None:
 def _under_way(live: Live, calls: Mapping[int, Call]) -> list[Line]:
     """What is stored of an answer on its way, and the calls that are open, with the end of their output."""
     lines: list[Line] = []
+    if live.deferred is not None:
+        lines.append(line(f"— {deferred_line(live.deferred)}", "warning"))
     for part in () if live.message is None else live.message["content"]:
         if part["type"] == "tool_call":
             lines.append(heading(Call(part["name"])))  # its arguments are not whole yet

@@ -7,8 +7,18 @@ import msgspec
 from perdure.harness.asking import storable
 from perdure.harness.documents import ASSISTANT, AssistantData
 from perdure.harness.messages import AssistantMessage, AssistantPart, StopReason, Usage, encode_messages
+from perdure.harness.model import ModelError
 from perdure.kernel.records import EntryRecord
 from perdure.kernel.transaction import Transaction
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A request that gave no message to use, and what of it had come."""
+
+    error: ModelError
+    parts: tuple[AssistantPart, ...] = ()
+    may_repeat: bool = True
+    """It may be sent again, if its error passes."""
 
 
 def append_answer(

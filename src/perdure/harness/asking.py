@@ -22,7 +22,7 @@ from perdure.harness.messages import (
     decode_messages,
     encode_messages,
 )
-from perdure.harness.model import Answers, Finished, ModelError, ModelEvent, ModelRequest
+from perdure.harness.model import Answers, Deferred, Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.usage import countable
 from perdure.kernel.errors import NotJson
 from perdure.kernel.json import decode_json
@@ -30,6 +30,8 @@ from perdure.kernel.records import to_raw
 
 MOST_CALLS = 500
 """In one answer; one with more is refused like a malformed one."""
+MOST_HANDLE = 65_536
+"""Characters of what a deferred response is fetched by."""
 
 Raised: TypeAlias = Callable[[str, BaseException], None]
 """Told, in words, what an adapter's own code raised."""
@@ -43,20 +45,40 @@ async def ask(
     finished: Callable[[AssistantMessage], None],
     raised: Raised,
 ) -> AssistantMessage | ModelError:
-    """One attempt: the message, fit to be stored, or the failure. The stream is closed when this returns or raises.
+    """``ask_or_defer`` of a request that may not be deferred."""
+    outcome = await ask_or_defer(models, request, heard=heard, finished=finished, given=lambda _: None, raised=raised)
+    assert not isinstance(outcome, Deferred), "the request does not allow it"
+    return outcome
+
+
+async def ask_or_defer(
+    models: Answers,
+    request: ModelRequest,
+    *,
+    heard: Callable[[ModelEvent], None],
+    finished: Callable[[AssistantMessage], None],
+    given: Callable[[Deferred], None],
+    raised: Raised,
+) -> AssistantMessage | Deferred | ModelError:
+    """One attempt: the message, fit to be stored, or the handle it is fetched by, or the failure. The stream is closed
+    when this returns or raises.
 
     ``heard`` is told each delta. ``finished`` is told the message as soon as it is there, also one that ends in error:
-    what it used is known from then on, even if closing the stream takes long.
+    what it used is known from then on, even if closing the stream takes long. ``given`` is told a handle as early.
     """
     stream: AsyncIterator[ModelEvent] | None = None
     error: ModelError | None = None
-    message: AssistantMessage | None = None
+    message: AssistantMessage | Deferred | None = None
     try:
         stream = models.stream(request)
         async for event in stream:
             if isinstance(event, Finished):
                 message = storable(event.message)
                 finished(message)
+                break
+            if isinstance(event, Deferred):
+                message = event
+                given(event)
                 break
             heard(event)
     except ModelError as failure:
@@ -72,6 +94,10 @@ async def ask(
         return error
     if message is None:
         return ModelError("other", "the stream ended without a message")
+    if isinstance(message, Deferred):
+        if not request.may_defer:
+            return ModelError("other", "the model deferred an answer that it was to give at once")
+        return unkept(message) or message
     return unusable(message) or message
 
 
@@ -82,6 +108,14 @@ def unusable(message: AssistantMessage) -> ModelError | None:
     if len(message.tool_calls) > MOST_CALLS:
         return ModelError("other", f"an answer with more than {MOST_CALLS} calls", usage=message.usage)
     return None
+
+
+def unkept(told: Deferred) -> ModelError | None:
+    """Why a handle that an adapter gave cannot be stored, if so."""
+    handle = told.handle
+    if type(handle) is str and 0 < len(handle) <= MOST_HANDLE and storable_text(handle) == handle:
+        return None
+    return ModelError("malformed", "the model deferred its answer, and gave no handle that can be stored")
 
 
 async def _close(stream: AsyncIterator[ModelEvent] | None, raised: Raised) -> None:

@@ -19,6 +19,7 @@ from perdure.harness.documents import (
     CompactionReason,
     InboxItem,
     LiveCompaction,
+    LiveDeferred,
     LiveMessage,
     LiveRetry,
     LiveRun,
@@ -43,6 +44,7 @@ from perdure.harness.events import (
     QuestionAsked,
     QuestionOutcome,
     QuestionOver,
+    ResponseDeferred,
     Retry,
     RunEnd,
     RunStart,
@@ -78,6 +80,7 @@ class _Live(msgspec.Struct, frozen=True):
     message: LiveMessage | None
     tools: dict[str, LiveTool]
     retry: LiveRetry | None
+    deferred: LiveDeferred | None
     compactions: dict[str, LiveCompaction]
     failure: CompactionFailure | None
 
@@ -113,6 +116,9 @@ def derive(
     retry = now.retry
     if retry is not None and retry is not was.retry:
         events.append(Retry(seq=seq, **retry))
+    deferred = now.deferred
+    if deferred is not None and deferred is not was.deferred:
+        events.append(ResponseDeferred(seq=seq, **deferred))
     if before.tree["inbox"] is not after.tree["inbox"]:
         inbox = cast("dict[str, list[InboxItem]]", after.tree["inbox"])
         events.append(InboxChanged(seq=seq, items=inbox.get("items", [])))
@@ -126,6 +132,7 @@ def _live(view: ConversationView) -> _Live:
         message=cast("LiveMessage | None", live.get("message")),
         tools=cast("dict[str, LiveTool]", live.get("tools", {})),
         retry=cast("LiveRetry | None", live.get("retry")),
+        deferred=cast("LiveDeferred | None", live.get("deferred")),
         compactions=cast("dict[str, LiveCompaction]", live.get("compactions", {})),
         failure=cast("CompactionFailure | None", live.get("compaction_failure")),
     )

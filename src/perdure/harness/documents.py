@@ -181,6 +181,26 @@ class LiveRetry(TypedDict):
     message: str
 
 
+class LiveDeferred(TypedDict):
+    """A response that its provider makes in the background."""
+
+    task: int
+    """The generation task."""
+    model: str
+    """``provider:name``."""
+    attempt: int
+    handle: str
+    """What the provider knows it by."""
+    sent: int
+    """When it was asked for, in milliseconds UTC."""
+    polls: int
+    """How often it was polled."""
+    until: int
+    """When it is polled next, in milliseconds UTC."""
+    code: str | None
+    """Why the newest poll failed; None: it did not."""
+
+
 CompactionReason: TypeAlias = Literal["manual", "background", "threshold", "overflow"]
 """Somebody asked for it; the context comes near the point where a run waits; it is beyond that point; the provider
 said that it is too long."""
@@ -218,6 +238,7 @@ class Live(Document, kind="pi.live", version=1, scope="conversation", fork="init
     message: LiveMessage | None = None
     tools: dict[str, LiveTool] = field(default_factory=dict)
     retry: LiveRetry | None = None
+    deferred: LiveDeferred | None = None
     compactions: dict[str, LiveCompaction] = field(default_factory=dict)
     compaction_failure: CompactionFailure | None = None
 

@@ -256,6 +256,28 @@ class Retry(_Event, frozen=True, kw_only=True, tag="retry"):
     message: str
 
 
+class ResponseDeferred(_Event, frozen=True, kw_only=True, tag="response_deferred"):
+    """The run waits for a response that its provider makes in the background; told again with each poll that brought
+    none (rule H405)."""
+
+    task: int
+    """Of the run."""
+    model: str
+    """``provider:name``."""
+    attempt: int
+    """Of the request, from 1."""
+    handle: str
+    """What the provider knows the response by."""
+    sent: int
+    """When it was asked for (ms UTC)."""
+    polls: int
+    """How often it was polled by now."""
+    until: int
+    """When it is polled next (ms UTC)."""
+    code: str | None
+    """Why this poll failed, a ModelError's; None: it did not."""
+
+
 class CompactionStart(_Event, frozen=True, kw_only=True, tag="compaction_start"):
     """The context of the model is being summed up."""
 
@@ -343,6 +365,7 @@ Event: TypeAlias = (
     | EntryAppended
     | InboxChanged
     | Retry
+    | ResponseDeferred
     | CompactionStart
     | CompactionRetry
     | CompactionEnd

@@ -1,7 +1,8 @@
 """The ``pi.generation`` task: one run, from its first request to its final answer (rules H63 to H77).
 
-start (prepare) -> request -> tools -> request ... -> done; a retry sleeps and begins at start again. Each outcome of
-a request is classified in one commit: an answer, a round of tools, a failure that is retried, or the end of the run.
+start (prepare) -> request -> tools -> request ... -> done; a retry sleeps and begins at start again, what is
+deferred sleeps and is polled. Each outcome of a request is classified in one commit: an answer, a round of tools, a
+failure that is retried, or the end of the run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from msgspec import structs
 from msgspec.structs import replace
 from typing_extensions import override
 
-from perdure.harness.answers import append_answer, append_broken
-from perdure.harness.asking import ask
+from perdure.harness.answers import Failure, append_answer, append_broken
+from perdure.harness.asking import ask_or_defer
 from perdure.harness.calls import ToolTask
 from perdure.harness.catalogue import NoModel, choose_model
 from perdure.harness.compaction import INEFFECTIVE, begin, words_of_end
 from perdure.harness.compaction_need import Need, Waited, needed_after_overflow
 from perdure.harness.continuing import continue_run, next_words
 from perdure.harness.cost import Costs
+from perdure.harness.deferral import Deferral, Deferrals, Later, attempt_of
 from perdure.harness.documents import (
     Agent,
     AssistantData,
@@ -37,11 +39,8 @@ from perdure.harness.hooks import AfterTools, BeforeTool, HookRequest, HookRespo
 from perdure.harness.host import Host
 from perdure.harness.inbox import Content, Placed, awaits_reset, place
 from perdure.harness.limits import LimitReached
-from perdure.harness.messages import (
-    AssistantMessage,
-    AssistantPart,
-)
-from perdure.harness.model import ModelError, ModelEvent, ModelRequest
+from perdure.harness.messages import AssistantMessage
+from perdure.harness.model import Deferred, ModelError, ModelEvent, ModelRequest
 from perdure.harness.partial import Partial, shown_parts
 from perdure.harness.prepare import NotKnown, Pinned, build_request, prepare, prepare_along
 from perdure.harness.rounds import asks_control, end_round, ended_round, round_end
@@ -110,13 +109,6 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn: int
 
 
-class _Failure(msgspec.Struct, frozen=True):
-    """A request that gave no message to use, and what of it had come."""
-
-    error: ModelError
-    parts: tuple[AssistantPart, ...]
-
-
 class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSION, builtin=True):
     """Owned by its conversation; it owns the tool tasks of its turns. Its inputs are those of ``pi.live.run``."""
 
@@ -124,6 +116,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         self._host = host
         self._calls = calls
         self._costs = Costs(host.session, host.models)
+        self._deferrals = Deferrals(host, self.kind)
         self._sent: dict[int, Attempt] = {}
         """Requests of this process that are not counted yet, by task."""
 
@@ -247,14 +240,50 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         request = await self._host.hooks.before_request(asked)
         if isinstance(request, Stop):
             return await self._unsent(run, NoAnswer("gate", request.reason[:MOST_WORDS]))
-        outcome = await self._send(run, request)
+        try:
+            outcome = await self._send(run, request)
+            if isinstance(outcome, Deferred):
+                return await self._poll_later(run, self._deferrals.first(pinned, outcome, sent=self._sent[run.id].at))
+        finally:
+            await self._deferrals.forsake(run.record)
+        return await self._settle(run, pinned, outcome)
+
+    async def poll(self, run: Run[None, None, Deferral]) -> Next[None]:
+        """Ask for a deferred response: its answer, later again, or the end (rules H75, H401 to H403)."""
+        at = run.checkpoint
+        found = await self._deferrals.fetch(run)
+        if isinstance(found, Later):
+            return await self._poll_later(run, found)
+        if isinstance(found, NoModel):
+            return await self._unsent(run, NoAnswer("no_model", found.detail))
+        self._sent[run.id] = Attempt(model=at.model, at=at.sent)
+        if self._host.tracing is not None:
+            asked = ModelRequest(model=at.model, messages=(), attempt=at.attempt)
+            self._host.tracing.fetched(asked, run.record, found.error if isinstance(found, Failure) else found)
+        return await self._settle(run, at, found)
+
+    async def _poll_later(self, run: Run[None, None, Any], later: Later) -> Next[None]:
+        """The handle is stored in the commit that tells of it; the attempt is counted once it has come to something."""
+        try:
+            async with run.commit() as tx:
+                (await tx.draft(Live)).message = None
+                return tx.sleep(await self._deferrals.show(tx, run, later), self.poll, later.at)
+        finally:
+            if run.moved:  # or what ends the run counts the attempt
+                self._sent.pop(run.id, None)
+                self._deferrals.saved(run.id)
+
+    async def _settle(
+        self, run: Run[None, None, Any], pinned: Pinned, outcome: AssistantMessage | Failure
+    ) -> Next[None]:
+        """Count and classify what a request came to."""
         usage = outcome.usage if isinstance(outcome, AssistantMessage) else outcome.error.usage
         sent = self._sent[run.id] = replace(self._sent[run.id], usage=usage)
         self._sent[run.id] = await self._costs.priced(sent)
         words: Content | None = None
         if isinstance(outcome, AssistantMessage):
             outcome, words = await self._after_response(run, pinned, outcome)
-        if isinstance(outcome, _Failure):
+        if isinstance(outcome, Failure):
             await self._host.contexts.load(run.conversation_id)  # where it may be cut, if it was too long
         try:
             async with run.commit() as tx:
@@ -262,7 +291,8 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
                 add_attempt(totals, self._sent[run.id])
                 if isinstance(outcome, AssistantMessage):
                     totals.turns += 1
-                (await tx.draft(Live)).message = None
+                live = await tx.draft(Live)
+                live.message = live.deferred = None
                 return await self._classify(run, tx, pinned, outcome, words)
         finally:
             if run.moved:  # or what ends the run counts it
@@ -270,13 +300,13 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
 
     async def _classify(
         self,
-        run: Run[None, None, Pinned],
+        run: Run[None, None, Any],
         tx: RunTransaction[None],
         pinned: Pinned,
-        outcome: AssistantMessage | _Failure,
+        outcome: AssistantMessage | Failure,
         words: Content | None,
     ) -> Next[None]:
-        if isinstance(outcome, _Failure):
+        if isinstance(outcome, Failure):
             return await self._failed(run, tx, pinned, outcome)
         if outcome.tool_calls:
             return await self._round(run, tx, pinned, outcome)
@@ -286,14 +316,15 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         await end_run(self._host, tx, run.conversation_id, Answered(answer.id))
         return tx.complete(None)
 
-    async def _unsent(self, run: Run[None, None, Pinned], ending: NoAnswer) -> Next[None]:
-        """A gate or a limit ends the run before anything is sent (rules H130, H159)."""
+    async def _unsent(self, run: Run[None, None, Any], ending: NoAnswer) -> Next[None]:
+        """A gate or a limit ends the run before anything is sent (rules H130, H159); or nobody can fetch a response."""
         async with run.commit() as tx:
+            await self._abort_partial(tx, run.conversation_id, run.id, ending.reason)
             await end_run(self._host, tx, run.conversation_id, ending)
             return tx.fail(ending.reason, ending.detail or "")
 
     async def _after_response(
-        self, run: Run[None, None, Pinned], pinned: Pinned, message: AssistantMessage
+        self, run: Run[None, None, Any], pinned: Pinned, message: AssistantMessage
     ) -> tuple[AssistantMessage, Content | None]:
         """What hooks make of a message, and what they want said after it if it is final."""
         id, conversation_id, turn = run.id, run.conversation_id, pinned.turn
@@ -304,7 +335,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         return message, await next_words(self._host, conversation_id, task=id, turn=turn, message=message)
 
     async def _continue(
-        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, answer: Answered, words: Content
+        self, run: Run[None, None, Any], tx: RunTransaction[None], pinned: Pinned, answer: Answered, words: Content
     ) -> Next[None]:
         """The run goes on after an answer, unless the boundary there ends it (rule H131)."""
         host, conversation_id, turn = self._host, run.conversation_id, pinned.turn + 1
@@ -326,7 +357,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         async with run.commit() as tx:
             await self._abort_partial(tx, run.conversation_id, run.id, "the process ended before the answer did")
 
-    async def _send(self, run: Run[None, None, Pinned], request: ModelRequest) -> AssistantMessage | _Failure:
+    async def _send(self, run: Run[None, None, Pinned], request: ModelRequest) -> AssistantMessage | Deferred | Failure:
         """One attempt. Whatever the model or its adapter raises is a failure of the attempt."""
         host = self._host
         self._sent[run.id] = Attempt(model=request.model, at=host.session.clock.wall())
@@ -341,16 +372,17 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
             self._sent[run.id] = replace(self._sent[run.id], usage=message.usage)
 
         try:
-            outcome = await ask(
+            outcome = await ask_or_defer(
                 host.asked_for(run.record),
                 request,
                 heard=heard,
                 finished=finished,
+                given=lambda told: self._deferrals.given(run.id, request.model, told),
                 raised=lambda said, error: self._report(run, said, error),
             )
         finally:
             progress.close()
-        return _Failure(outcome, partial.parts()) if isinstance(outcome, ModelError) else outcome
+        return Failure(outcome, partial.parts()) if isinstance(outcome, ModelError) else outcome
 
     def _report(self, run: Run[None, None, Pinned], message: str, error: BaseException) -> None:
         self._host.session.report(
@@ -367,21 +399,21 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     # --- what a request came to --------------------------------------------------------------------------------
 
     async def _failed(
-        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, failure: _Failure
+        self, run: Run[None, None, Any], tx: RunTransaction[None], pinned: Pinned, failure: Failure
     ) -> Next[None]:
         """Sleep and prepare again, or end the run (rules H72 to H74)."""
         error, host = failure.error, self._host
         said = storable_text(str(error)[:MOST_WORDS])
         words = f"{error.code}: {said}"
         delay: int | None = None
-        if error.retryable:
+        if error.retryable and failure.may_repeat:
             delay = host.settings.retry.delay(
                 pinned.attempt, fraction=host.session.entropy.fraction(), retry_after_ms=error.retry_after_ms
             )
             if delay is None and error.retry_after_ms:
                 words = f"{words} (it asks to be left alone for {math.ceil(error.retry_after_ms / 1000):,} seconds)"
         need: Need | None = None
-        if error.code == "overflow":
+        if error.code == "overflow" and failure.may_repeat:
             need = await needed_after_overflow(host, tx, run.conversation_id, pinned.model)
         if (delay is None and need is None) or failure.parts:
             append_broken(
@@ -402,7 +434,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         return tx.sleep(until, self.start, replace(_preparing(pinned), attempt=attempt))
 
     async def _round(
-        self, run: Run[None, None, Pinned], tx: RunTransaction[None], pinned: Pinned, message: AssistantMessage
+        self, run: Run[None, None, Any], tx: RunTransaction[None], pinned: Pinned, message: AssistantMessage
     ) -> Next[None]:
         """A task for each call, created in the commit that stores the calls."""
         agent = await tx.read(Agent) or Agent()
@@ -486,6 +518,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
     @override
     async def on_abort(self, run: Run[None, None, object]) -> Next[None]:
         reason = run.record.abort_reason or "aborted"
+        await self._deferrals.drop(run.record)
         async with run.commit() as tx:
             await self._clear(tx, run.record, NoAnswer("aborted", reason))
             return tx.abort(reason)
@@ -542,7 +575,7 @@ class GenerationTask(Task[None, None], kind=GENERATION, version=GENERATION_VERSI
         """
         live = await tx.draft(Live, conversation=conversation_id)
         partial = live.message
-        attempt = self._sent.pop(task, None)
+        attempt = self._sent.pop(task, None) or attempt_of(live, task)
         if partial is not None and partial["task"] == task:
             attempt = attempt or Attempt(model=partial["model"], at=tx.at)
             parts = shown_parts(partial)

@@ -43,7 +43,7 @@ from perdure.harness.retention import Retention, RetentionReport, apply_retentio
 from perdure.harness.runlog import RunLog
 from perdure.harness.runs import final_boundary, start_run
 from perdure.harness.scopes import EnvironmentFor
-from perdure.harness.settings import AfterFailure, RetryPolicy, Settings, Take
+from perdure.harness.settings import AfterFailure, PollPolicy, RetryPolicy, Settings, Take
 from perdure.harness.submission import Settlements, Submission
 from perdure.harness.telemetry import Telemetry
 from perdure.harness.tracing import Tracing
@@ -160,6 +160,7 @@ class Harness:
         follow_up: Take = "first",
         after_failure: AfterFailure = "keep",
         retry: RetryPolicy | None = None,
+        polling: PollPolicy | None = None,
         partial_interval_ms: int = 100,
         compaction: Compaction | None = None,
         compaction_by_model: Mapping[str, Compaction] | None = None,
@@ -191,7 +192,7 @@ class Harness:
         instructions: what every conversation's model is told first.
         steer: how many queued steers join a run at once. follow_up: how many queued inputs one run answers.
         after_failure: what becomes of the queue after a run that ended model_error or no_model.
-        retry: of requests to models.
+        retry: of requests to models. polling: of responses that models defer.
         partial_interval_ms: text that streams is committed at most so often.
         compaction: how contexts that grow too long are summarised, for models that ``compaction_by_model`` does not
             name; by default they are, as ``Compaction()`` says.
@@ -219,6 +220,7 @@ class Harness:
             follow_up=follow_up,
             after_failure=after_failure,
             retry=RetryPolicy() if retry is None else retry,
+            polling=PollPolicy() if polling is None else polling,
             partial_interval_ms=partial_interval_ms,
             instructions=instructions,
             compaction=Compaction() if compaction is None else compaction,

@@ -1,4 +1,4 @@
-"""The small protocol by which the harness asks a model; adapters and the scripted model implement it (rule H167)."""
+"""The small protocol by which the harness asks a model; adapters and the scripted model speak it (rules H167, H168)."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Stable per conversation, for a provider's cache routing."""
     attempt: int = 1
     """Counted from 1; each retry is one more."""
+    may_defer: bool = False
+    """A handle may be given in place of an answer: it is kept and polled (rule H400)."""
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -86,14 +88,34 @@ class Finished(msgspec.Struct, frozen=True):
     message: AssistantMessage
 
 
-ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Finished
-"""What a stream yields: deltas as they come, and in the end exactly one Finished."""
+class Deferred(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer is made in the background: ask for it later, by its handle. It stands in place of Finished, where the
+    request may be deferred; and ``fetch_deferred`` gives it while there is no answer yet (rule H168)."""
+
+    handle: str
+    """What the response is fetched by, also in another process; at most 65,536 characters. The newest one counts."""
+    poll_after_ms: int | None = None
+    """Not to be asked for before that time has passed; None: it says nothing of that."""
+
+
+ModelEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallDelta | Deferred | Finished
+"""What a stream yields: deltas as they come, and in the end exactly one Finished, or one Deferred."""
 
 ModelErrorCode: TypeAlias = Literal[
-    "overflow", "rate_limit", "overloaded", "connection", "malformed", "authentication", "refused", "other"
+    "overflow",
+    "rate_limit",
+    "overloaded",
+    "connection",
+    "malformed",
+    "authentication",
+    "refused",
+    "cancelled",
+    "expired",
+    "other",
 ]
 """The context is too long; too many requests; the provider is busy; no answer came through; the answer makes no sense;
-the key is wrong; the provider will not answer this; anything else."""
+the key is wrong; the provider will not answer this; a deferred response was cancelled; it is not there any more, or
+took too long; anything else."""
 _CODES: frozenset[str] = frozenset(get_args(ModelErrorCode))
 RETRYABLE: frozenset[ModelErrorCode] = frozenset({"rate_limit", "overloaded", "connection"})
 
@@ -109,7 +131,7 @@ class ModelError(PerdureError):
     ) -> None:
         super().__init__(message)
         self.code: ModelErrorCode = code if code in _CODES else "other"
-        self.retry_after_ms: int | None = _wait(retry_after_ms)
+        self.retry_after_ms: int | None = wait_ms(retry_after_ms)
         self.usage = usage
 
     @property
@@ -118,7 +140,15 @@ class ModelError(PerdureError):
         return self.code in RETRYABLE
 
 
-def _wait(told: object) -> int | None:
+class DeferredFailed(ModelError):
+    """A deferred response ended without an answer; asking for it again gives nothing else. For ``fetch_deferred``.
+
+    What it used is in ``usage``: ``Usage()``, not None, says that it used nothing, so that nothing is paid twice if the
+    request is sent anew (rule H403).
+    """
+
+
+def wait_ms(told: object) -> int | None:
     """Whole milliseconds; None for what is no time."""
     if isinstance(told, (int, float)) and not isinstance(told, bool) and 0 <= told < math.inf:
         return math.ceil(told)
@@ -129,7 +159,24 @@ class Answers(Protocol):
     """What answers requests."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Send the request. Ends with exactly one Finished, or raises ModelError. Closing the iterator cancels it."""
+        """Send the request. Ends with exactly one Finished, or one Deferred if the request may be deferred; or raises
+        ModelError. Closing the iterator cancels it."""
+        ...
+
+
+@runtime_checkable
+class Defers(Protocol):
+    """Models that may defer an answer. Requests to others are never deferred (rules H168, H400)."""
+
+    async def fetch_deferred(self, model: str, handle: str, /) -> Deferred | Finished:
+        """The answer, or Deferred while there is none. ``model``: ``provider:name`` of the request.
+
+        Raises DeferredFailed if there will be none; any other ModelError says that the asking failed.
+        """
+        ...
+
+    async def cancel_deferred(self, model: str, handle: str, /) -> None:
+        """Nobody wants the answer any more. One that has ended by then stays as it is. Raises ModelError."""
         ...
 
 

@@ -10,7 +10,7 @@ from perdure.harness.documents import SYSTEM, Agent, ProviderKey
 from perdure.harness.host import Host
 from perdure.harness.limits import LimitReached
 from perdure.harness.messages import SystemMessage, encode_messages
-from perdure.harness.model import ModelRequest, ThinkingLevel, ToolSpec
+from perdure.harness.model import Defers, ModelRequest, ThinkingLevel, ToolSpec
 from perdure.harness.prompt import Shown, difference, render
 from perdure.harness.registry import ConversationInfo
 from perdure.harness.tokens import tokens_of_bytes, tokens_of_spec
@@ -147,6 +147,7 @@ async def build_request(host: Host, conversation_id: int, pinned: Pinned) -> Mod
         thinking=pinned.thinking,
         session_key=pinned.session_key,
         attempt=pinned.attempt,
+        may_defer=isinstance(host.models, Defers),
     )
 
 

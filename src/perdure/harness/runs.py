@@ -109,5 +109,6 @@ async def clear_run(tx: Transaction, conversation_id: int, ending: Answered | No
     live.run = None
     live.message = None
     live.retry = None
+    live.deferred = None
     if live.tools:
         live.tools = {}

@@ -60,6 +60,27 @@ class RetryPolicy:
         return max(backoff, retry_after_ms or 0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PollPolicy:
+    """How often a deferred response is asked for, and for how long (rule H401)."""
+
+    first_ms: int = 2_000
+    """Before it is asked for the first time; the pause doubles with each."""
+    longest_ms: int = 30_000
+    """Doubling ends here. A provider may ask for more patience."""
+    deadline_ms: int = 86_400_000
+    """From the request on. A response that is not there by then is cancelled, and the run ends."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_ms", "longest_ms", "deadline_ms"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"PollPolicy.{name} must be at least 1, not {getattr(self, name)}")
+
+    def pause(self, polls: int, *, asked_ms: int | None = None) -> int:
+        """Milliseconds to wait after so many polls; ``asked_ms``: what the provider asks for, at least."""
+        return max(min(self.first_ms * 2 ** min(polls, 32), self.longest_ms), asked_ms or 0)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The host settings of the generation side."""
 
@@ -69,6 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many queued follow-ups a final boundary places: each in a run of its own, or all in one."""
     after_failure: AfterFailure = "keep"
     retry: RetryPolicy = RetryPolicy()
+    polling: PollPolicy = PollPolicy()
     partial_interval_ms: int = 100
     """At most one commit of streamed text in this time (rule H68)."""
     instructions: str = ""
@@ -87,6 +109,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         check_json(self.instructions, at="instructions")
         if not isinstance(self.retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
             raise TypeError(f"a RetryPolicy is wanted, not {self.retry!r}; one with retries=0 never retries")
+        if not isinstance(self.polling, PollPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
+            raise TypeError(f"a PollPolicy is wanted, not {self.polling!r}")
         for policy in (self.compaction, *self.compaction_by_model.values()):
             if not isinstance(policy, Compaction):  # pyright: ignore[reportUnnecessaryIsInstance]  # of untyped callers
                 raise TypeError(f"a Compaction is wanted, not {policy!r}; one with enabled=False compacts nothing")

@@ -15,7 +15,7 @@ import msgspec
 
 from perdure.harness.documents import COMPACTION
 from perdure.harness.messages import AssistantMessage
-from perdure.harness.model import Answers, Finished, ModelError, ModelEvent, ModelRequest
+from perdure.harness.model import Answers, Deferred, Finished, ModelError, ModelEvent, ModelRequest
 from perdure.harness.registry import Registry
 from perdure.harness.runlog import code_of, ending_of, failure_code, inputs_of, outcome_of
 from perdure.harness.runs import GENERATION
@@ -102,6 +102,13 @@ class Tracing:
     def asked_for(self, models: Answers, record: TaskRecord) -> Answers:
         """The models, each of whose streams is told as an attempt of the task."""
         return _Asked(self, models, record)
+
+    def fetched(self, request: ModelRequest, record: TaskRecord, outcome: AssistantMessage | ModelError) -> None:
+        """What a deferred response came to: an attempt of its own, which has the tokens."""
+        operation = self.begin_attempt(request, record)
+        if operation is not None:
+            how = _answered(outcome) if isinstance(outcome, AssistantMessage) else _failed(outcome)
+            self.safely(lambda: operation.end(how))
 
     async def execute(self, record: TaskRecord, tool: str, call: Callable[[], Awaitable[object]]) -> object:
         """What the tool of a call gives or raises. It runs as a part of the call's operation."""
@@ -311,7 +318,7 @@ class _Attempt(AsyncIterator[ModelEvent]):
             with self._within:
                 self._stream = models.stream(request)
         except BaseException as error:
-            self._fail(error)
+            self._end(_failed(error))
             raise
 
     async def __anext__(self) -> ModelEvent:
@@ -322,13 +329,15 @@ class _Attempt(AsyncIterator[ModelEvent]):
             self._end(AttemptEnded(error="no_message"))
             raise
         except BaseException as error:
-            self._fail(error)
+            self._end(_failed(error))
             raise
         if not self._begun and self._operation is not None:
             self._begun = True
             self._tracing.safely(self._operation.first)
         if isinstance(event, Finished):
-            self._finish(event.message)
+            self._end(_answered(event.message))
+        elif isinstance(event, Deferred):
+            self._end(AttemptEnded(stop_reason="deferred"))
         return event
 
     async def aclose(self) -> None:
@@ -341,18 +350,19 @@ class _Attempt(AsyncIterator[ModelEvent]):
         finally:
             self._end(AttemptEnded(error="aborted"))
 
-    def _finish(self, message: AssistantMessage) -> None:
-        stop, usage = message.stop_reason, countable(message.usage)
-        failed = stop if stop in ("error", "aborted") else None
-        self._end(AttemptEnded(error=failed, usage=usage, model=message.model, stop_reason=stop))
-
-    def _fail(self, error: BaseException) -> None:
-        if isinstance(error, ModelError):
-            self._end(AttemptEnded(error=error.code, usage=error.usage and countable(error.usage)))
-        else:
-            self._end(AttemptEnded(error=type(error).__name__))
-
     def _end(self, how: AttemptEnded) -> None:
         operation, self._operation = self._operation, None
         if operation is not None:
             self._tracing.safely(lambda: operation.end(how))
+
+
+def _answered(message: AssistantMessage) -> AttemptEnded:
+    stop, usage = message.stop_reason, countable(message.usage)
+    failed = stop if stop in ("error", "aborted") else None
+    return AttemptEnded(error=failed, usage=usage, model=message.model, stop_reason=stop)
+
+
+def _failed(error: BaseException) -> AttemptEnded:
+    if isinstance(error, ModelError):
+        return AttemptEnded(error=error.code, usage=error.usage and countable(error.usage))
+    return AttemptEnded(error=type(error).__name__)

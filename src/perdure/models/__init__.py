@@ -16,6 +16,9 @@ weight of a user's words, so what users must not override belongs into the first
 from __future__ import annotations
 
 from perdure.harness.model import (
+    Deferred,
+    DeferredFailed,
+    Defers,
     Finished,
     ModelEvent,
     ModelInfo,
@@ -30,6 +33,9 @@ from perdure.models.endpoints import Endpoint
 from perdure.models.provider import MissingExtra, ProviderModels
 
 __all__ = [
+    "Deferred",
+    "DeferredFailed",
+    "Defers",
     "Endpoint",
     "Finished",
     "MissingExtra",

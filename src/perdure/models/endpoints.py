@@ -59,6 +59,9 @@ class Endpoint:
     settings: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue], repr=False)
     """More settings of every request, by the names pydantic-ai's ModelSettings of that provider give them, such as
     ``temperature``, ``cache`` or ``openai_reasoning_summary``. They win over those made here."""
+    background: bool = False
+    """Answers are made in the background: the provider gives a handle, which is polled, also after a restart (rule
+    H408). Only with the protocol ``openai``. Nothing streams; the provider stores the answer, with what was asked."""
 
     def __post_init__(self) -> None:
         if not self.name or ":" in self.name or self.name != self.name.strip():
@@ -71,6 +74,8 @@ class Endpoint:
                 f"endpoint {self.name!r}: system_messages must be 'inline', 'notes' or None, not "
                 f"{self.system_messages!r}"
             )
+        if self.background and self.protocol != "openai":
+            raise ValueError(f"endpoint {self.name!r}: only the protocol 'openai' makes answers in the background")
         if self.base_url is not None and not is_address(self.base_url):
             raise ValueError(f"endpoint {self.name!r}: base_url is no address, like https://host/v1")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from perdure.harness.messages import Usage
-from perdure.harness.model import ModelError, ModelEvent, ModelInfo, ModelRequest, NoAdapter
+from perdure.harness.model import Deferred, Finished, ModelError, ModelEvent, ModelInfo, ModelRequest, NoAdapter
 from perdure.kernel.json import JsonValue
 from perdure.models.endpoints import BUILT_IN, Endpoint, Protocol, installed
 from perdure.models.prices import PRICED, listed, price
@@ -37,9 +37,10 @@ class ProviderModels:
     ``openai-compatible``, which is any server that copied it; ``anthropic`` through the Messages API.
 
     default: ``provider:name`` for conversations whose agent names none; None: they must name one.
-    base_url, api_key, settings: of the default's endpoint; see Endpoint. Without them the environment counts:
-        ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``, ``ANTHROPIC_API_KEY`` and ``ANTHROPIC_BASE_URL``,
-        ``OPENAI_COMPATIBLE_API_KEY`` (if there is one) and ``OPENAI_COMPATIBLE_BASE_URL``. It is read at every request.
+    base_url, api_key, settings, background: of the default's endpoint; see Endpoint. Without an address or a key the
+        environment's counts: ``OPENAI_API_KEY`` and ``OPENAI_BASE_URL``, ``ANTHROPIC_API_KEY`` and
+        ``ANTHROPIC_BASE_URL``, ``OPENAI_COMPATIBLE_API_KEY`` (if there is one) and ``OPENAI_COMPATIBLE_BASE_URL``. It
+        is read at every request.
     endpoints: more, or others in place of built-in ones of the same name.
     catalogue: what the host knows better of single models than the price list, such as the window of a local one.
     connect_ms: how long a connection may take.
@@ -62,6 +63,7 @@ class ProviderModels:
         base_url: str | None = None,
         api_key: str | None = None,
         settings: Mapping[str, JsonValue] | None = None,
+        background: bool | None = None,
         endpoints: Sequence[Endpoint] = (),
         catalogue: Sequence[ModelInfo] = (),
         connect_ms: int = 15_000,
@@ -89,10 +91,12 @@ class ProviderModels:
             if name not in self._endpoints:
                 known = ", ".join(sorted(self._endpoints))
                 raise ValueError(f"there is no endpoint {name!r}; there are: {known}")
-            self._endpoints[name] = _changed(self._endpoints[name], base_url, api_key, settings)
+            self._endpoints[name] = _changed(self._endpoints[name], base_url, api_key, settings, background)
             self._check(self._endpoints[name])
-        elif any(value is not None for value in (base_url, api_key, settings)):
-            raise ValueError("base_url, api_key and settings are those of the default's endpoint; there is no default")
+        elif any(value is not None for value in (base_url, api_key, settings, background)):
+            raise ValueError(
+                "base_url, api_key, settings and background are those of the default's endpoint; there is no default"
+            )
         # The list is read now, not within the commit that first asks for a model.
         listed("openai", "gpt-5", None)
 
@@ -144,22 +148,40 @@ class ProviderModels:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         """Ask the model. Providers are imported when the first is asked, in a thread, so that nothing stands still."""
-        provider, _, name = request.model.partition(":")
-        endpoint = self._endpoints.get(provider)
-        if endpoint is None or not name:
-            raise ModelError("other", f"there is no endpoint for the model {request.model!r}")
-        exchange = await self._exchange(endpoint)
+        exchange, name = await self._exchange(request.model)
+        if exchange.endpoint.background and request.may_defer:
+            yield await exchange.begin(request, name)
+            return
         async with aclosing(exchange.stream(request, name)) as events:
             async for event in events:
                 yield event
 
-    async def _exchange(self, endpoint: Endpoint) -> Exchange:
+    async def fetch_deferred(self, model: str, handle: str, /) -> Deferred | Finished:
+        """The answer that an endpoint makes in the background, or the handle again while there is none (rule H408).
+
+        Raises DeferredFailed if there will be none: ``expired`` if the provider does not have it any more.
+        """
+        exchange, name = await self._exchange(model)
+        return await exchange.fetch(name, handle)
+
+    async def cancel_deferred(self, model: str, handle: str, /) -> None:
+        """Tell the provider that nobody wants that answer any more. Raises ModelError if it cannot be told."""
+        exchange, name = await self._exchange(model)
+        await exchange.cancel(name, handle)
+
+    async def _exchange(self, model: str) -> tuple[Exchange, str]:
+        """With the model's endpoint, and the model's name there."""
+        provider, _, name = model.partition(":")
+        endpoint = self._endpoints.get(provider)
+        if endpoint is None or not name:
+            raise ModelError("other", f"there is no endpoint for the model {model!r}")
         if endpoint.protocol not in _loaded:
             await asyncio.to_thread(_load, endpoint.protocol)
         from perdure.models.exchange import Exchange
 
         connect_ms, stall_ms, deadline_ms = self._limits
-        return Exchange(endpoint=endpoint, connect_ms=connect_ms, stall_ms=stall_ms, deadline_ms=deadline_ms)
+        exchange = Exchange(endpoint=endpoint, connect_ms=connect_ms, stall_ms=stall_ms, deadline_ms=deadline_ms)
+        return exchange, name
 
 
 _loaded: set[Protocol] = set()
@@ -175,13 +197,18 @@ def _load(protocol: Protocol) -> None:
 
 
 def _changed(
-    endpoint: Endpoint, base_url: str | None, api_key: str | None, settings: Mapping[str, JsonValue] | None
+    endpoint: Endpoint,
+    base_url: str | None,
+    api_key: str | None,
+    settings: Mapping[str, JsonValue] | None,
+    background: bool | None,
 ) -> Endpoint:
     return replace(
         endpoint,
         base_url=endpoint.base_url if base_url is None else base_url,
         api_key=endpoint.api_key if api_key is None else api_key,
         settings=endpoint.settings if settings is None else settings,
+        background=endpoint.background if background is None else background,
     )
 
 

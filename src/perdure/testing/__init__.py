@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perdure.testing.model import ScriptedModel as ScriptedModel
     from perdure.testing.model import call as call
     from perdure.testing.model import calls as calls
+    from perdure.testing.model import defer as defer
     from perdure.testing.model import dialogue as dialogue
     from perdure.testing.model import echo as echo
     from perdure.testing.model import fail as fail
@@ -37,7 +38,18 @@ if TYPE_CHECKING:
 _HOME = {
     "perdure.testing.faults": ("Fault",),
     "perdure.testing.loop": ("NoOutside", "SimulationStuck"),
-    "perdure.testing.model": ("Reply", "ScriptedModel", "call", "calls", "dialogue", "echo", "fail", "say", "turns"),
+    "perdure.testing.model": (
+        "Reply",
+        "ScriptedModel",
+        "call",
+        "calls",
+        "defer",
+        "dialogue",
+        "echo",
+        "fail",
+        "say",
+        "turns",
+    ),
     "perdure.testing.normal": ("Records", "Rules"),
     "perdure.testing.simulation": ("Exploration", "Host", "Plan", "Scenario", "World", "explore", "simulate"),
 }

@@ -1,4 +1,4 @@
-"""A scripted model: what it answers is a pure function of the request (rules H172 to H174).
+"""A scripted model: what it answers is a pure function of the request (rules H172 to H174, H407).
 
 A restart cannot derail it: whoever sends the same request again gets the same answer, whatever happened in between.
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from perdure.harness.messages import (
     AssistantMessage,
@@ -27,6 +28,8 @@ from perdure.harness.messages import (
     UserMessage,
 )
 from perdure.harness.model import (
+    Deferred,
+    DeferredFailed,
     Finished,
     ModelError,
     ModelErrorCode,
@@ -92,8 +95,17 @@ class Fail:
     usage: Usage | None = None
 
 
-Reply: TypeAlias = Say | Call | Calls | Fail
-"""What ``say``, ``call``, ``calls`` and ``fail`` make."""
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """``then`` is made in the background: there after ``polls`` polls that find nothing."""
+
+    then: Say | Call | Calls | Fail
+    polls: int = 1
+    poll_after_ms: int | None = None
+
+
+Reply: TypeAlias = Say | Call | Calls | Fail | Defer
+"""What ``say``, ``call``, ``calls``, ``fail`` and ``defer`` make."""
 Script: TypeAlias = Callable[[ModelRequest], Reply]
 """Must depend on nothing but the request."""
 
@@ -132,6 +144,15 @@ def fail(
     return Fail(code, message, times, then, partial, retry_after_ms, usage)
 
 
+def defer(then: Say | Call | Calls | Fail, *, polls: int = 1, poll_after_ms: int | None = None) -> Defer:
+    """A handle in place of an answer: ``polls`` polls find that it is still being made, the next one finds ``then``
+    (rule H407). A failure is how the response ends: ``defer(fail("expired"))``.
+
+    A request that may not be deferred gets ``then`` at once.
+    """
+    return Defer(then, polls, poll_after_ms)
+
+
 def turns(*replies: Reply) -> Script:
     """The n-th answer in the model's context is ``replies[n]``; the last one is repeated from there on."""
     if not replies:
@@ -160,7 +181,7 @@ def dialogue(replies: Mapping[str, Reply | Sequence[Reply]], *, otherwise: Reply
                 found = replies.get(message.text, otherwise)
                 if found is None:
                     return Fail("refused", "the script has no reply to what the user said last")
-                if isinstance(found, (Say, Call, Calls, Fail)):
+                if isinstance(found, (Say, Call, Calls, Fail, Defer)):
                     return found
                 return found[min(given, len(found) - 1)]
         return Fail("malformed", "a request without a user message")
@@ -200,11 +221,15 @@ class ScriptedModel:
     """What it was sent, the newest 1000."""
     closed: int = 0
     """Streams that ended, in whatever way."""
+    fetched: deque[str] = field(default_factory=lambda: deque[str](maxlen=1000))
+    """Handles that were polled, the newest 1000."""
+    cancelled: deque[str] = field(default_factory=lambda: deque[str](maxlen=1000))
+    """Handles that were cancelled, the newest 1000."""
     _script: Script = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         script = self.script
-        if isinstance(script, (Say, Call, Calls, Fail)):
+        if isinstance(script, (Say, Call, Calls, Fail, Defer)):
             self._script = turns(script)
         elif callable(script):
             self._script = script
@@ -230,10 +255,14 @@ class ScriptedModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent]:
         self.requests.append(request)
         try:
-            reply = self._script(request)
-            while isinstance(reply, Fail) and reply.times is not None and request.attempt > reply.times:
-                assert reply.then is not None, "checked by fail()"
-                reply = reply.then
+            reply = _due(self._script(request), request)
+            if isinstance(reply, Defer):
+                if request.may_defer:
+                    if self.pace is not None:
+                        await self.pace(request, 0)
+                    yield _deferred(self, request, reply)
+                    return
+                reply = _at_once(reply, request)
             events = _events(self, request, reply)
             for number, event in enumerate(events):
                 if self.pace is not None:
@@ -246,8 +275,73 @@ class ScriptedModel:
         finally:
             self.closed += 1
 
+    async def fetch_deferred(self, model: str, handle: str, /) -> Deferred | Finished:
+        """What a handle holds: another one with a poll less, the answer, or how it ended."""
+        self.fetched.append(handle)
+        if handle in self.cancelled:
+            raise DeferredFailed("cancelled", "the response was cancelled")
+        made = _made.decode(handle)
+        if made.polls > 0:
+            return Deferred(
+                handle=replace_struct(made, polls=made.polls - 1).encode(), poll_after_ms=made.poll_after_ms
+            )
+        if made.message is None:
+            raise DeferredFailed(made.code, made.said, usage=made.usage)
+        return Finished(made.message)
 
-def _events(model: ScriptedModel, request: ModelRequest, reply: Reply) -> list[ModelEvent]:
+    async def cancel_deferred(self, model: str, handle: str, /) -> None:
+        self.cancelled.append(handle)
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a handle holds. All of it, so that another process's model knows it too."""
+
+    messages: int
+    attempt: int
+    """Of the request: an equal answer to another one has another handle."""
+    message: AssistantMessage | None = None
+    """None: it fails."""
+    code: ModelErrorCode = "other"
+    said: str = ""
+    usage: Usage | None = None
+    poll_after_ms: int | None = None
+    polls: int
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+_made = msgspec.json.Decoder(_Made)
+
+
+def _due(reply: Reply, request: ModelRequest) -> Reply:
+    """What a reply is at this attempt."""
+    while isinstance(reply, Fail) and reply.times is not None and request.attempt > reply.times:
+        assert reply.then is not None, "checked by fail()"
+        reply = reply.then
+    return reply
+
+
+def _at_once(reply: Defer, request: ModelRequest) -> Say | Call | Calls | Fail:
+    then = _due(reply.then, request)
+    return _at_once(then, request) if isinstance(then, Defer) else then
+
+
+def _deferred(model: ScriptedModel, request: ModelRequest, reply: Defer) -> Deferred:
+    made = _Made(
+        messages=len(request.messages), attempt=request.attempt, polls=reply.polls, poll_after_ms=reply.poll_after_ms
+    )
+    then = _at_once(reply, request)
+    if isinstance(then, Fail):
+        made = replace_struct(made, code=then.code, said=then.message, usage=then.usage)
+    else:
+        last = _events(model, request, then)[-1]
+        assert isinstance(last, Finished), "a stream ends with its message"
+        made = replace_struct(made, message=last.message)
+    return Deferred(handle=made.encode(), poll_after_ms=reply.poll_after_ms)
+
+
+def _events(model: ScriptedModel, request: ModelRequest, reply: Say | Call | Calls | Fail) -> list[ModelEvent]:
     if isinstance(reply, Call):
         reply = Calls((reply,))
     if isinstance(reply, Fail):

@@ -11,6 +11,9 @@ from perdure.cli.chat.scripted import SCRIPTED, scripted_model
 from perdure.cli.errors import CommandError
 from perdure.harness.messages import Usage
 from perdure.harness.model import (
+    Deferred,
+    Defers,
+    Finished,
     ModelError,
     ModelEvent,
     ModelInfo,
@@ -86,10 +89,25 @@ class Catalogue:
             return None
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        return self._asked(request.model).stream(request)
+
+    async def fetch_deferred(self, model: str, handle: str, /) -> Deferred | Finished:
+        return await self._deferring(model).fetch_deferred(model, handle)
+
+    async def cancel_deferred(self, model: str, handle: str, /) -> None:
+        await self._deferring(model).cancel_deferred(model, handle)
+
+    def _asked(self, model: str) -> Models:
         try:
-            return self._adapter(request.model).stream(request)
+            return self._adapter(model)
         except (PerdureError, ValueError, ImportError) as error:
-            raise ModelError("other", f"the model {request.model} cannot be asked: {error}") from error
+            raise ModelError("other", f"the model {model} cannot be asked: {error}") from error
+
+    def _deferring(self, model: str) -> Defers:
+        adapter = self._asked(model)
+        if not isinstance(adapter, Defers):
+            raise ModelError("other", f"the adapter for {model} knows no deferred responses")
+        return adapter
 
     def price(self, model: str, usage: Usage, /, *, at: int) -> Decimal | None:
         """What the adapter that was asked says; in a thread, so that none is made here."""

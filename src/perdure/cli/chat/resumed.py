@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perdure.cli.chat.scene import Scene
 from perdure.cli.chat.story import Story
+from perdure.cli.deferred import deferred_line
 from perdure.cli.entries import Call, heading, running_lines
 from perdure.cli.inspect import HolderLine
 from perdure.cli.style import Line, line
@@ -60,6 +61,8 @@ def _cut_off(scene: Scene) -> list[Line]:
         return [line(f"  The answer was cut off{begun}. It is asked for again.", "warning")]
     if scene.retry is not None:
         return [line(f"  The request had failed ({one_line(scene.retry['code'])}). It is sent again.", "warning")]
+    if scene.deferred is not None:
+        return [line(f"  {deferred_line(scene.deferred)}", "warning")]
     if not scene.tools:
         return [line("  The answer had not begun. It is asked for again.", "warning")]
     return []

@@ -15,6 +15,7 @@ from perdure.events import BlockedTask, Snapshot
 from perdure.harness.documents import (
     RESET,
     InboxItem,
+    LiveDeferred,
     LiveMessage,
     LiveRetry,
     LiveRun,
@@ -57,6 +58,7 @@ class Scene:
     message: LiveMessage | None
     tools: Mapping[str, LiveTool]
     retry: LiveRetry | None
+    deferred: LiveDeferred | None
     queued: list[InboxItem]
     usage: UsageSummary
     blocked: Sequence[BlockedTask]
@@ -75,6 +77,7 @@ class Scene:
             message=cast("LiveMessage | None", live.get("message")),
             tools=cast("dict[str, LiveTool]", live.get("tools", {})),
             retry=cast("LiveRetry | None", live.get("retry")),
+            deferred=cast("LiveDeferred | None", live.get("deferred")),
             queued=inbox.get("items", []),
             usage=usage_of(view["usage"]),
             blocked=snapshot.blocked,

@@ -46,6 +46,7 @@ from perdure.events import (
     MessageStart,
     QuestionAsked,
     QuestionOver,
+    ResponseDeferred,
     Resumed,
     Retry,
     RunEnd,
@@ -267,6 +268,9 @@ class Story:
                 self._inbox(event.items)
             case Retry():
                 self._retry(event.code, event.message, event.until)
+            case ResponseDeferred():
+                if event.polls == 0 or event.code is not None:
+                    self._deferred(event.model, event.handle, event.code)
             case UsageChanged():
                 self._usage = UsageSummary(models=event.models, tools=event.tools)
             case Blocked():
@@ -341,6 +345,14 @@ class Story:
         seconds = max(0, round((until - self._now()) / 1000))
         self._screen.end_stream()
         self._screen.put(line(f"· {code}: {one_line(message)}; asked again in {counted(seconds, 'second')}", "warning"))
+
+    def _deferred(self, model: str, handle: str, code: str | None) -> None:
+        self._screen.end_stream()
+        name = shortened(one_line(handle), WIDEST)
+        if code is None:
+            self._screen.put(line(f"· {one_line(model)} makes the answer in the background: {name}", "dim"))
+        else:
+            self._screen.put(line(f"· {one_line(code)}; {name} is asked for again", "warning"))
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -495,6 +507,8 @@ class Story:
             self._stream_on(parts_of(scene.message))
         self._inbox(scene.queued)
         self._screen.put(*self.questions.take_over(scene.tools))
+        if scene.deferred is not None:
+            self._deferred(scene.deferred["model"], scene.deferred["handle"], scene.deferred["code"])
         if scene.retry is not None:
             self._retry(scene.retry["code"], scene.retry["message"], scene.retry["until"])
         self._tell_blocked(scene)

@@ -9,6 +9,7 @@ from perdure.testing.scenarios.chance import CHANCE
 from perdure.testing.scenarios.clients import CLIENTS
 from perdure.testing.scenarios.compaction import COMPACTION
 from perdure.testing.scenarios.control import CONTROL
+from perdure.testing.scenarios.deferral import DEFERRAL
 from perdure.testing.scenarios.deletion import DELETION
 from perdure.testing.scenarios.forks import FORKS
 from perdure.testing.scenarios.hooks import HOOKS
@@ -29,6 +30,7 @@ ALL = (
     *FORKS,
     *TASKS,
     *RUNS,
+    *DEFERRAL,
     *CLIENTS,
     *LIMITS,
     *COMPACTION,

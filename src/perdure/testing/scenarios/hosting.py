@@ -19,7 +19,7 @@ from perdure.harness.limits import Limits
 from perdure.harness.messages import SystemMessage, UserMessage
 from perdure.harness.model import ModelRequest, Models
 from perdure.harness.registry import Extension
-from perdure.harness.settings import AfterFailure, RetryPolicy
+from perdure.harness.settings import AfterFailure, PollPolicy, RetryPolicy
 from perdure.harness.submission import Submission, Unanswered
 from perdure.harness.summary import TASK
 from perdure.harness.tool import AnyTool, ToolResult, tool
@@ -61,6 +61,7 @@ async def open_harness(
     hooks: Sequence[Hook] = (),
     per_event: float = 0.06,
     retry: RetryPolicy | None = None,
+    polling: PollPolicy | None = None,
     after_failure: AfterFailure = "keep",
     limits: Limits | None = None,
     conversation_limits: Limits | None = None,
@@ -86,6 +87,7 @@ async def open_harness(
         models=model,
         extensions=[Extension("scenario", tools=tools, hooks=hooks), *extensions],
         retry=retry,
+        polling=polling,
         after_failure=after_failure,
         limits=limits,
         conversation_limits=conversation_limits,
