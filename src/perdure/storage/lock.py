@@ -42,6 +42,11 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         started = f"started at tick {self.start_ticks} of boot {self.boot_id}"
         return f"process {self.pid} on host {self.host} since {since} ({started})"
 
+    @classmethod
+    def of_this_process(cls, *, since: int) -> Holder:
+        pid = os.getpid()
+        return cls(pid=pid, start_ticks=_start_ticks(pid), boot_id=_boot_id(), host=socket.gethostname(), since=since)
+
     @property
     def gone(self) -> bool:
         """Whether it ran on this boot of this machine and does so no longer."""
@@ -199,17 +204,22 @@ def read_holder(path: str) -> Holder | None:
         return None
 
 
+def held_by(holder: Holder) -> str:
+    """Who has it, and what to do."""
+    if holder.stopped:
+        return (
+            f"it is held by {holder}, which is stopped; let it go on (kill -CONT {holder.pid}) and close it "
+            "there, or take the store over: takeover=True, or perdure chat --takeover"
+        )
+    return f"it is held by {holder}; close it there first"
+
+
 def _describe(path: str) -> str:
     holder = None
     for _ in range(_ATTEMPTS):
         holder = read_holder(path)
         if holder is not None and not holder.gone:
-            if holder.stopped:
-                return (
-                    f"it is held by {holder}, which is stopped; let it go on (kill -CONT {holder.pid}) and close it "
-                    "there, or take the store over: takeover=True, or perdure chat --takeover"
-                )
-            return f"it is held by {holder}; close it there first"
+            return held_by(holder)
         time.sleep(0.005)  # it has locked the file and is about to write its name
     if holder is None:
         return f"its holder left no name in {path}"
@@ -217,15 +227,8 @@ def _describe(path: str) -> str:
 
 
 def _write(path: str, descriptor: int, now: int) -> None:
-    holder = Holder(
-        pid=os.getpid(),
-        start_ticks=_start_ticks(os.getpid()),
-        boot_id=_boot_id(),
-        host=socket.gethostname(),
-        since=now,
-    )
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+    os.pwrite(descriptor, msgspec.json.encode(Holder.of_this_process(since=now)), 0)
 
 
 def _names(path: str, descriptor: int) -> bool:

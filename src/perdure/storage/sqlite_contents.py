@@ -1,25 +1,20 @@
-"""Contents by hash in an SQLite store: compressed where that helps, in tables that older code ignores (rule K183).
-
-The plain bytes of a content are at most a megabyte, so packing one takes some milliseconds; the writing and the
-reading thread do it.
-"""
+"""Contents by hash in an SQLite store, in tables that older code ignores (rule K183)."""
 
 # apsw's stubs speak of collections.abc.Buffer, which Python 3.11 does not have.
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
-from hashlib import sha256
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import apsw
 import msgspec
 
-from perdure.kernel.errors import StorageCorrupt, StorageError
-from perdure.kernel.storage import MAX_CONTENT_BYTES, Batch, StoredContent
+from perdure.kernel.errors import StorageError
+from perdure.kernel.storage import StoredContent
+from perdure.storage.encoded import ContentsChange
+from perdure.storage.packing import pack, unpack
 
 TABLES = """
 CREATE TABLE contents (
@@ -37,11 +32,6 @@ CREATE TABLE pins (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pins_by_digest ON pins (digest);
 """
-
-_PLAIN, _ZSTD = 0, 1
-_LEVEL = 1
-_SMALLEST = 64
-"""Fewer bytes are kept plain: packing does not make them smaller."""
 
 _THERE = "SELECT count(*) FROM sqlite_schema WHERE name = 'pins'"
 _PUT = "INSERT OR IGNORE INTO contents VALUES (?, ?, ?, ?)"
@@ -62,48 +52,6 @@ _PINS = "SELECT DISTINCT pin FROM pins WHERE pin > ? ORDER BY pin LIMIT ?"
 _encode = msgspec.json.Encoder().encode
 
 
-class Zstd(Protocol):
-    """What is used of the module."""
-
-    def compress(self, data: bytes, level: int) -> bytes: ...
-    def decompress(self, data: bytes) -> bytes: ...
-
-
-@cache
-def zstd() -> Zstd:
-    """Part of the standard library from Python 3.14 on. Loaded by the first content that is packed."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd  # pyright: ignore
-    else:
-        from backports import zstd
-    return cast("Zstd", zstd)
-
-
-def pack(data: bytes) -> tuple[int, bytes]:
-    """How the bytes are kept, and what is kept."""
-    if len(data) >= _SMALLEST:
-        packed = zstd().compress(data, _LEVEL)
-        if len(packed) < len(data) - len(data) // 32:
-            return _ZSTD, packed
-    return _PLAIN, data
-
-
-def unpack(digest: bytes, size: int, packing: int, data: bytes) -> bytes:
-    """The bytes as they were given. Raises StorageCorrupt if they cannot be had, or are others."""
-    assert size <= MAX_CONTENT_BYTES, "as it was put"
-    plain: bytes | None = data
-    if packing == _ZSTD:
-        try:
-            plain = zstd().decompress(data)
-        except Exception:  # zstd's own, of a damaged frame
-            plain = None
-    elif packing != _PLAIN:
-        raise StorageError(f"content {digest.hex()} is packed in a way this code does not know; use a newer perdure")
-    if plain is None or len(plain) != size or sha256(plain).digest() != digest:
-        raise StorageCorrupt(f"content {digest.hex()} is not what its digest says; restore the store from a backup")
-    return plain
-
-
 def has_tables(link: apsw.Connection) -> bool:
     """A store that was last opened by an older version has none."""
     return link.execute(_THERE).get == 1
@@ -115,39 +63,19 @@ def add_tables(link: apsw.Connection) -> None:
         link.execute(TABLES)
 
 
-class Change:
-    """What one commit does to contents."""
-
-    __slots__ = ("contents", "pins", "reclaimed", "seq", "size", "unpinned")
-
-    def __init__(self, batch: Batch) -> None:
-        self.seq = batch.seq
-        self.contents = [(bytes.fromhex(content.digest), content.data) for content in batch.contents]
-        self.pins = [(pin, bytes.fromhex(digest)) for pin, digest in batch.pins]
-        self.unpinned = [(pin,) for pin in batch.unpinned]
-        self.reclaimed = [(bytes.fromhex(digest),) for digest in batch.reclaimed]
-        self.size = sum(len(data) for _, data in self.contents)
-
-    def apply(self, cursor: apsw.Cursor, path: str) -> None:
-        """In the transaction of the commit, in the order of commits: each sees what those before it did."""
-        for digest, data in self.contents:
-            if cursor.execute(_STORED, (digest,)).get == 0:
-                cursor.execute(_PUT, (digest, len(data), *pack(data)))
-        for row in self.pins:
-            cursor.execute(_PIN, row)
-            if cursor.connection.changes() == 0 and cursor.execute(_PINNED, row).get == 0:
-                raise StorageError(f"{path}: commit {self.seq} pins content {row[1].hex()}, which is not stored")
-        if self.unpinned:
-            cursor.executemany(_UNPIN, self.unpinned)
-        if self.reclaimed:
-            cursor.executemany(_RECLAIM, self.reclaimed)
-
-
-def change_of(batch: Batch) -> Change | None:
-    """None for nearly every commit."""
-    if batch.contents or batch.pins or batch.unpinned or batch.reclaimed:
-        return Change(batch)
-    return None
+def apply(change: ContentsChange, cursor: apsw.Cursor, path: str) -> None:
+    """In the transaction of the commit, in the order of commits: each sees what those before it did."""
+    for digest, data in change.contents:
+        if cursor.execute(_STORED, (digest,)).get == 0:
+            cursor.execute(_PUT, (digest, len(data), *pack(data)))
+    for row in change.pins:
+        cursor.execute(_PIN, row)
+        if cursor.connection.changes() == 0 and cursor.execute(_PINNED, row).get == 0:
+            raise StorageError(f"{path}: commit {change.seq} pins content {row[1].hex()}, which is not stored")
+    if change.unpinned:
+        cursor.executemany(_UNPIN, change.unpinned)
+    if change.reclaimed:
+        cursor.executemany(_RECLAIM, change.reclaimed)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import msgspec
 from perdure.kernel.errors import StorageError
 from perdure.kernel.records import ConversationRecord, DocumentRecord, EntryRecord
 from perdure.storage.deletion import keeps
-from perdure.storage.sqlite_rows import conversation_row
+from perdure.storage.rows import conversation_row
 
 _decode_conversation = msgspec.json.Decoder(ConversationRecord).decode
 _decode_document = msgspec.json.Decoder(DocumentRecord).decode

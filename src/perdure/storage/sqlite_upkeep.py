@@ -12,15 +12,13 @@ from itertools import islice
 from typing import cast
 
 import apsw
-import msgspec
 
-from perdure.kernel.records import EntryRecord
 from perdure.kernel.storage import MAX_BIGGEST, ConversationSize, RowCounts, SizeReport
 from perdure.storage import sqlite_contents
-from perdure.storage.sqlite_rows import TABLES, row_of
+from perdure.storage.checking import MOST_FINDINGS, record_check
+from perdure.storage.rows import TABLES
 from perdure.storage.sqlite_schema import roll_back
 
-_MOST_FINDINGS = 100
 _STRAY = "WHERE seq > ? OR document_id NOT IN (SELECT id FROM documents) LIMIT 100"
 _STRAY_BASES = f"SELECT document_id, seq FROM bases {_STRAY}"  # noqa: S608 - a constant
 _STRAY_DELTAS = f"SELECT document_id, seq FROM deltas {_STRAY}"  # noqa: S608 - a constant
@@ -46,7 +44,7 @@ def check(link: apsw.Connection) -> list[str]:
     found: list[str] = []
     link.execute("BEGIN")
     try:
-        pages = link.execute(f"PRAGMA integrity_check({_MOST_FINDINGS})")
+        pages = link.execute(f"PRAGMA integrity_check({MOST_FINDINGS})")
         found += [f"pages: {line}" for (line,) in pages if line != "ok"]
         if not found:  # damaged pages say nothing of what was written
             _check_records(link, found)
@@ -54,34 +52,23 @@ def check(link: apsw.Connection) -> list[str]:
         found.append(f"pages: {error}")
     finally:
         roll_back(link)
-    return found[:_MOST_FINDINGS]
+    return found[:MOST_FINDINGS]
 
 
 def _check_records(link: apsw.Connection, found: list[str]) -> None:
     ((seq, next_id),) = link.execute("SELECT seq, next_id FROM meta")
-    for table, type in TABLES.items():
-        decode = msgspec.json.Decoder(type).decode
+    for table in TABLES:
+        wrong = record_check(table, seq=seq, next_id=next_id)
         for *stored, body in link.execute(f"SELECT * FROM {table} ORDER BY id"):  # noqa: S608 - a constant
-            id = stored[0]
-            try:
-                record = decode(body)
-            except msgspec.MsgspecError as error:
-                found.append(f"{table}: record {id} cannot be read: {error}")
-                continue
-            if tuple(stored) != row_of(record):
-                found.append(f"{table}: record {id} contradicts what it is found by")
-            if id >= next_id:
-                found.append(f"{table}: record {id} is not below the next id, {next_id}")
-            if isinstance(record, EntryRecord) and record.seq > seq:
-                found.append(f"{table}: record {id} is of commit {record.seq}, after the last, {seq}")
-            if len(found) >= _MOST_FINDINGS:
+            found += wrong(tuple(stored), body)
+            if len(found) >= MOST_FINDINGS:
                 return
     for sql in (_STRAY_BASES, _STRAY_DELTAS):
         for id, at in link.execute(sql, (seq,)):
             found.append(f"documents: a value of document {id} in commit {at} belongs to no document or no commit")
     sql = "SELECT id FROM documents d WHERE retired_seq IS NULL AND id NOT IN (SELECT document_id FROM bases) LIMIT 100"
     found += [f"documents: document {id} has no base" for (id,) in link.execute(sql)]
-    found += islice(sqlite_contents.check(link), _MOST_FINDINGS)
+    found += islice(sqlite_contents.check(link), MOST_FINDINGS)
 
 
 def measure(link: apsw.Connection, path: str) -> SizeReport:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from typing import cast
 
 import apsw
 import msgspec
@@ -18,11 +17,11 @@ from perdure.kernel.errors import StaleEpochError, StorageCorrupt, StorageError
 from perdure.kernel.storage import Batch, StoreInfo, VacuumReport
 from perdure.storage import sqlite_vacuum
 from perdure.storage.deletion import delete
+from perdure.storage.encoded import EncodedCommit
 from perdure.storage.group_writer import GroupWriter
 from perdure.storage.rules import KEPT_ANSWERS
-from perdure.storage.sqlite_contents import add_tables, change_of
+from perdure.storage.sqlite_contents import add_tables, apply
 from perdure.storage.sqlite_deletion import SqliteShelf
-from perdure.storage.sqlite_rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
 from perdure.storage.sqlite_schema import BUSY_MS, Link, explained, roll_back
 from perdure.storage.worker import Worker
 
@@ -59,67 +58,6 @@ _FORGET = (
     "DELETE FROM mailbox WHERE id IN (SELECT id FROM mailbox WHERE answered_seq IS NOT NULL"
     " ORDER BY answered_seq DESC, id DESC LIMIT -1 OFFSET ?)"
 )
-
-_encode = msgspec.json.Encoder().encode
-
-
-class _Commit:
-    """One batch, encoded: the rows of each table in the order of ``_INSERTS``."""
-
-    __slots__ = (
-        "at",
-        "contents",
-        "deleted",
-        "epoch",
-        "future",
-        "next_id",
-        "progress",
-        "reclaim",
-        "replies",
-        "seq",
-        "size",
-        "tables",
-    )
-
-    def __init__(self, batch: Batch, future: asyncio.Future[None]) -> None:
-        self.seq = batch.seq
-        self.at = batch.at
-        self.next_id = batch.next_id
-        self.progress = batch.progress
-        self.deleted = batch.deleted
-        self.epoch = batch.epoch
-        self.contents = change_of(batch)
-        self.future = future
-        documents: list[Row] = []
-        bases: list[Row] = []
-        deltas: list[Row] = []
-        self.reclaim: list[Row] = []
-        for write in batch.documents:
-            record = write.record
-            if record.retired_seq is not None:
-                # First: an address is given up before it is taken again.
-                documents.insert(0, (*document_row(record), _encode(record)))
-            elif record.created_seq == batch.seq:
-                documents.append((*document_row(record), _encode(record)))
-            if write.base is not None:
-                bases.append((record.id, batch.seq, write.version, write.base))
-            elif write.ops is not None:
-                deltas.append((record.id, batch.seq, write.ops))
-            if write.reclaim:
-                self.reclaim.append((record.id, batch.seq + (write.base is None)))
-        self.replies: list[Row] = [(batch.seq, int(r.ok), bytes(r.result), r.mail_id) for r in batch.replies]
-        self.tables: tuple[list[Row], ...] = (
-            [(*conversation_row(record), _encode(record)) for record in batch.conversations],
-            [(*entry_row(record), _encode(record)) for record in batch.entries],
-            [(*submission_row(record), _encode(record)) for record in batch.submissions],
-            [(*task_row(record), _encode(record)) for record in batch.tasks],
-            documents,
-            bases,
-            deltas,
-        )
-        self.size = sum(len(cast(bytes, row[-1])) for table in self.tables for row in table)
-        if self.contents is not None:
-            self.size += self.contents.size
 
 
 def raise_fence(link: Link, path: str, *, epoch: int | None, writer: str, own: Callable[[], None]) -> StoreInfo:
@@ -164,7 +102,7 @@ def read_info(link: Link, path: str, *, read_only: bool) -> StoreInfo:
     )
 
 
-class Writer(GroupWriter[_Commit]):
+class Writer(GroupWriter[EncodedCommit]):
     """What writes to an open store, with one thread to do it on."""
 
     def __init__(self, path: str, link: Link, worker: Worker, opening: StoreInfo, *, flush: bool) -> None:
@@ -177,8 +115,8 @@ class Writer(GroupWriter[_Commit]):
         self._checkpoint_at = CHECKPOINT_PAGES
         link.set_wal_hook(self._note_log)
 
-    def _prepare(self, batch: Batch, future: asyncio.Future[None]) -> _Commit:
-        return _Commit(batch, future)
+    def _prepare(self, batch: Batch, future: asyncio.Future[None]) -> EncodedCommit:
+        return EncodedCommit(batch, future)
 
     def _explained(self, error: BaseException, doing: str) -> StorageError:
         return explained(error, self._path, doing)
@@ -214,7 +152,7 @@ class Writer(GroupWriter[_Commit]):
             except apsw.Error as error:
                 raise explained(error, self._path, "checkpointed") from error
 
-    def _store(self, group: list[_Commit]) -> int:
+    def _store(self, group: list[EncodedCommit]) -> int:
         link, cursor = self._link, self._cursor
         link.check_place()
         first, last = group[0], group[-1]
@@ -250,7 +188,7 @@ class Writer(GroupWriter[_Commit]):
                 cursor.execute(_FORGET, (KEPT_ANSWERS,))
             for commit in group:
                 if commit.contents is not None:
-                    commit.contents.apply(cursor, self._path)
+                    apply(commit.contents, cursor, self._path)
             if last.deleted:
                 delete(SqliteShelf(cursor, self._path), last.deleted)
             epoch = max(mine.epoch, *(commit.epoch or 0 for commit in group))
