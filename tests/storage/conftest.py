@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from postgres_server import Server
 
 
 @pytest.fixture
@@ -22,3 +23,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A server that all tests share; each has sessions of its own."""
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.remove()

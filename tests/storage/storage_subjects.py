@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import apsw
+import psycopg
+from postgres_server import Server, fresh_session
 
 from perdure.kernel.json import JsonValue
 from perdure.kernel.storage import MailReply, Storage
-from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage import jsonl_mailbox, postgres_mailbox, postgres_upkeep, sqlite_mailbox
 from perdure.storage.jsonl import JsonlStorage
 from perdure.storage.jsonl_lines import LOG, Fence, LogLine, line_of
 from perdure.storage.memory import MemoryStorage
+from perdure.storage.postgres import PostgresStorage
+from perdure.storage.postgres_link import Target
+from perdure.storage.postgres_owner import find
 from perdure.storage.sqlite import Durability, SqliteStorage
 
 
@@ -85,6 +91,39 @@ class JsonlSubject:
 
     async def reply(self, mail_id: int) -> MailReply | None:
         return jsonl_mailbox.reply(self.path, mail_id)
+
+
+class PostgresSubject:
+    def __init__(self, server: Server, dsn: str | None = None, session: str | None = None) -> None:
+        self._server = server
+        self.dsn = server.dsn() if dsn is None else dsn
+        self.session = fresh_session() if session is None else session
+
+    def storage(self) -> Storage:
+        return PostgresStorage(self.dsn, self.session)
+
+    async def crash(self) -> PostgresSubject:
+        crashed = PostgresSubject(self._server, self.dsn)
+        await asyncio.to_thread(self._copy, crashed.session)
+        return crashed
+
+    def _copy(self, goal: str) -> None:
+        target = Target(self.dsn, self.session)
+        with target.connect() as link:
+            row = find(link, target)
+            assert row is not None
+            postgres_upkeep.copy(link, target, row.id, goal, log_id=row.log_id, go_on=lambda: None)
+
+    async def supersede(self, epoch: int, writer: str) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as link:
+            sql = "UPDATE perdure.sessions SET epoch = %s, writer = %s WHERE name = %s"
+            link.execute(sql, (epoch, writer, self.session))
+
+    async def post(self, kind: str, body: JsonValue, *, now: int) -> int:
+        return postgres_mailbox.post(self.dsn, self.session, kind, body, now=now)
+
+    async def reply(self, mail_id: int) -> MailReply | None:
+        return postgres_mailbox.reply(self.dsn, self.session, mail_id)
 
 
 def add_fence(store: Path, epoch: int, writer: str) -> None:

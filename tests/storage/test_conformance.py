@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from storage_subjects import JsonlSubject, MemorySubject, SqliteSubject
+from postgres_server import Server
+from storage_subjects import JsonlSubject, MemorySubject, PostgresSubject, SqliteSubject
 
 from perdure.testing.conformance import CHECKS, Check
 
@@ -35,3 +36,9 @@ async def test_jsonl(check: Check, tmp_path: Path) -> None:
 async def test_jsonl_that_flushes(check: Check, tmp_path: Path) -> None:
     """K155: with flushes everything is the same, but for the loss of power."""
     await check(JsonlSubject(tmp_path / "store", fsync=True))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_postgres(check: Check, postgres: Server) -> None:
+    """K151: on a real server, beside other sessions."""
+    await check(PostgresSubject(postgres))

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from perdure.kernel.storage import Batch
 from perdure.storage.rows import Row, conversation_row, document_row, entry_row, submission_row, task_row
 
+T = TypeVar("T")
+
 _encode = msgspec.json.Encoder().encode
 
 
-class Tables(NamedTuple):
-    """Rows by table, the body last in each."""
+class Tables(NamedTuple, Generic[T]):
+    """Something of each table; of a commit its rows, the body last in each."""
 
-    conversations: list[Row]
-    entries: list[Row]
-    submissions: list[Row]
-    tasks: list[Row]
-    documents: list[Row]
-    bases: list[Row]
+    conversations: T
+    entries: T
+    submissions: T
+    tasks: T
+    documents: T
+    bases: T
     """Of a document, by commit: its version and value."""
-    deltas: list[Row]
+    deltas: T
     """Of a document, by commit: its operations."""
 
 

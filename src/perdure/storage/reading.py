@@ -174,9 +174,13 @@ class ThreadedReads(ABC):
 class MailPoll:
     """Looks for mail again and again, in the running loop, and tells of any newer than it knew."""
 
-    def __init__(self, newest: Callable[[], asyncio.Future[tuple[int, int]]]) -> None:
-        """``newest``: begins to look for the newest request without an answer; its future has a commit and the id."""
+    def __init__(self, newest: Callable[[], asyncio.Future[tuple[int, int]]], *, every: float | None = None) -> None:
+        """``newest``: begins to look for the newest request without an answer; its future has a commit and the id.
+
+        ``every``: seconds between two looks, instead of ``MAIL_POLL_SECONDS``.
+        """
         self._newest = newest
+        self._every = every
         self._callback: Callable[[], None] | None = None
         self._seen = 0
         self._next: asyncio.TimerHandle | None = None
@@ -186,7 +190,7 @@ class MailPoll:
         self.stop()
         self._callback = callback
         self._seen = 0
-        self._look()
+        self.look()
 
     def stop(self) -> None:
         self._callback = None
@@ -194,9 +198,13 @@ class MailPoll:
             self._next.cancel()
             self._next = None
 
-    def _look(self) -> None:
-        self._next = None
-        self._newest().add_done_callback(self._note)
+    def look(self) -> None:
+        """Now, and not only when it is time."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._callback is not None:
+            self._newest().add_done_callback(self._note)
 
     def _note(self, looking: asyncio.Future[tuple[int, int]]) -> None:
         if self._callback is None or looking.cancelled():
@@ -208,4 +216,4 @@ class MailPoll:
             self._callback()
         if self._next is not None:
             self._next.cancel()  # begun anew while this look was under way
-        self._next = looking.get_loop().call_later(MAIL_POLL_SECONDS, self._look)
+        self._next = looking.get_loop().call_later(self._every or MAIL_POLL_SECONDS, self.look)
