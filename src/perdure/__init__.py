@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     from perdure.kernel.session import Session as Session
     from perdure.storage.jsonl import JsonlStorage as JsonlStorage
     from perdure.storage.memory import MemoryStorage as MemoryStorage
+    from perdure.storage.postgres import PostgresStorage as PostgresStorage
     from perdure.storage.sqlite import SqliteStorage as SqliteStorage
     from perdure.tasks.definition import Next as Next
     from perdure.tasks.definition import StoredTask as StoredTask
@@ -318,6 +319,7 @@ _HOME = {
     "perdure.kernel.session": ("Session",),
     "perdure.storage.jsonl": ("JsonlStorage",),
     "perdure.storage.memory": ("MemoryStorage",),
+    "perdure.storage.postgres": ("PostgresStorage",),
     "perdure.storage.sqlite": ("SqliteStorage",),
     "perdure.tasks.definition": (
         "Next",

@@ -63,14 +63,16 @@ class Server:
         command = [self._binaries / "postgres", "-D", self._data]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         with (self.place / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.place, **self._as)
+            process = self._process = subprocess.Popen[bytes](
+                command, stdout=log, stderr=log, cwd=self.place, **self._as
+            )
         until = time.monotonic() + _WAIT_SECONDS
         while True:
             try:
                 psycopg.connect(self.dsn(), connect_timeout=5).close()
                 return
             except psycopg.OperationalError:
-                assert self._process.poll() is None, (self.place / "log").read_text()
+                assert process.poll() is None, (self.place / "log").read_text()
                 assert time.monotonic() < until, (self.place / "log").read_text()
                 time.sleep(0.02)
 

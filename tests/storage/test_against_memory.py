@@ -7,13 +7,15 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from storage_subjects import JsonlSubject, MemorySubject, SqliteSubject
+from postgres_server import Server
+from storage_subjects import JsonlSubject, MemorySubject, PostgresSubject, SqliteSubject
 
 from perdure.kernel.contents import digest_of
 from perdure.kernel.errors import InvalidRead
@@ -37,7 +39,7 @@ cut = msgspec.structs.replace
 
 
 class TwoStores(RuleBasedStateMachine):
-    make: Callable[[Path], SqliteSubject | JsonlSubject]
+    make: Callable[[Path], SqliteSubject | JsonlSubject | PostgresSubject]
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +327,19 @@ class JsonlAndMemory(TwoStores):
     make = staticmethod(lambda directory: JsonlSubject(directory / "store"))
 
 
+class PostgresAndMemory(TwoStores):
+    server: ClassVar[Server]
+    make = staticmethod(lambda _: PostgresSubject(PostgresAndMemory.server))
+
+
+@pytest.fixture
+def serving(postgres: Server) -> None:
+    PostgresAndMemory.server = postgres
+
+
 TestSqlite = SqliteAndMemory.TestCase
 TestSqlite.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestJsonl = JsonlAndMemory.TestCase
 TestJsonl.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestPostgres = pytest.mark.usefixtures("serving")(PostgresAndMemory.TestCase)
+TestPostgres.settings = settings(max_examples=6, stateful_step_count=20, deadline=None)

@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import psycopg
 
 from perdure.kernel.errors import StorageBusy, StorageError
 from perdure.kernel.storage import VACUUM_MS, Batch, SizeReport, StoreInfo, VacuumReport
 from perdure.storage import postgres_owner, postgres_schema, postgres_upkeep
-from perdure.storage.postgres_link import Link, Target
+from perdure.storage.postgres_link import Link, ServerError, Target
 from perdure.storage.postgres_mailbox import channel
 from perdure.storage.postgres_owner import Owned
 from perdure.storage.postgres_reads import Reader
@@ -136,7 +135,7 @@ class PostgresStorage(ThreadedReads):
             owned = postgres_owner.own(
                 opening.link, target, epoch=epoch, takeover=takeover, writer=writer, log_id=log_id, now=now
             )
-        except psycopg.Error as error:
+        except ServerError as error:
             raise target.explained(error, "opened") from None
         opening.owned, opening.session = owned, owned.id
         return owned.info
@@ -147,7 +146,7 @@ class PostgresStorage(ThreadedReads):
         opening.link = target.connect(write=False)
         try:
             row = postgres_owner.find(opening.link, target) if postgres_schema.look(opening.link, target) else None
-        except psycopg.Error as error:
+        except ServerError as error:
             raise target.explained(error, "opened") from None
         if row is None:
             raise StorageError(f"there is no {target}")
@@ -169,7 +168,7 @@ class PostgresStorage(ThreadedReads):
     def _end_beside(self) -> None:
         for links in list(self._beside.values()):
             for link in links:
-                with suppress(psycopg.Error):  # it has ended by itself
+                with suppress(ServerError):  # it has ended by itself
                     link.cancel_safe(timeout=5)
 
     def _open(self) -> _Opening:
@@ -202,7 +201,7 @@ class PostgresStorage(ThreadedReads):
 
         def listen() -> None:
             link.add_notify_handler(lambda _: tell(loop, self._poll.look))
-            with suppress(psycopg.Error):  # the look for mail that follows meets it too
+            with suppress(ServerError):  # the look for mail that follows meets it too
                 link.execute(f"LISTEN {channel(opening.session)}".encode())
 
         opening.worker.post(listen)
@@ -249,7 +248,7 @@ class PostgresStorage(ThreadedReads):
     def _check_fence(self, writer: Writer) -> None:
         try:
             writer.check_fence()
-        except psycopg.Error as error:
+        except ServerError as error:
             raise self._target.explained(error, "vacuumed") from None
 
     async def backup(self, session: str, *, log_id: str, now: int) -> None:
@@ -280,7 +279,7 @@ class PostgresStorage(ThreadedReads):
                 try:
                     self._go_on()
                     return work(link)
-                except psycopg.Error as error:
+                except ServerError as error:
                     self._go_on()
                     raise self._target.explained(error, doing) from None
 
@@ -296,7 +295,7 @@ def _disown(opening: _Opening) -> None:
     link = opening.link
     if link is None:
         return
-    with suppress(psycopg.Error, StorageError):
+    with suppress(ServerError, StorageError):
         if opening.owned is not None and not link.closed:
             postgres_owner.disown(link, opening.owned, opening.owned.info.writer)
     link.close()

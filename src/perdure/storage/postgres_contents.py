@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import psycopg
 
 from perdure.kernel.errors import StorageError
 from perdure.storage.encoded import ContentsChange
 from perdure.storage.packing import pack, unpack
-from perdure.storage.postgres_link import Byteas, Int8s, Link
+from perdure.storage.postgres_link import Byteas, Cursor, Int8s, Link
 
 _STORED = "SELECT digest FROM perdure.contents WHERE session = %s AND digest = ANY (%s)"
 _PUT = "INSERT INTO perdure.contents VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
@@ -33,8 +30,7 @@ _DANGLING = (
 )
 
 
-# Any: as of every cursor.
-def apply(change: ContentsChange, cursor: psycopg.Cursor[tuple[Any, ...]], session: int, path: str) -> None:
+def apply(change: ContentsChange, cursor: Cursor, session: int, path: str) -> None:
     """In the transaction of the commit, in the order of commits: each sees what those before it did."""
     if change.contents:
         asked = Byteas(digest for digest, _ in change.contents)

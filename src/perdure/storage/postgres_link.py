@@ -16,7 +16,7 @@ from perdure.kernel.errors import StorageCorrupt, StorageError
 
 try:
     import psycopg
-    from psycopg import conninfo
+    from psycopg import conninfo, errors
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
     from psycopg.types.numeric import Int8BinaryDumper
@@ -25,6 +25,9 @@ except ImportError as error:
         "PostgresStorage needs psycopg, which is not installed; pip install 'perdure[postgres]'"
     ) from error
 
+ServerError: TypeAlias = psycopg.Error
+Diagnostic: TypeAlias = errors.Diagnostic
+Cursor: TypeAlias = "psycopg.Cursor[tuple[Any, ...]]"
 Link: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"  # Any: what a statement answers, it alone knows
 
 OLDEST_SERVER = 14
@@ -157,7 +160,7 @@ class Target:
                 f"{what}: {said}. Look whether the server runs, and at the host, port, user and database of the dsn; a "
                 "password comes from PGPASSWORD, a passfile or the dsn"
             )
-        if state in _LOST or (not state and isinstance(error, psycopg.OperationalError)):
+        if state in _LOST or (not state and isinstance(error, errors.OperationalError)):
             return StorageError(f"{what}: the connection was lost ({why}); open the store again")
         if state == "42501":
             return StorageError(

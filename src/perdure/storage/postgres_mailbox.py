@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from perdure.kernel.errors import StorageError
 from perdure.kernel.json import JsonValue
 from perdure.kernel.storage import MailReply
 from perdure.storage import postgres_schema
-from perdure.storage.postgres_link import Link, Target
+from perdure.storage.postgres_link import Link, ServerError, Target
 from perdure.storage.postgres_owner import Row, find
 from perdure.storage.postgres_reads import Reader
 from perdure.storage.rules import MAX_UNANSWERED, mail_body, mailbox_full
@@ -43,7 +41,7 @@ def post(dsn: str, session: str, kind: str, body: JsonValue, *, now: int) -> int
             "now": now,
         }
         row = link.execute(_POST, {**values, "channel": channel(values["session"])}).fetchone()
-    except psycopg.Error as error:
+    except ServerError as error:
         raise target.explained(error, "given a request") from None
     finally:
         link.close()
@@ -59,7 +57,7 @@ def reply(dsn: str, session: str, mail_id: int) -> MailReply | None:
     try:
         reader = Reader(target, link, _existing(link, target).id)
         return reader.run(lambda reader: reader.reply(mail_id))[1]
-    except psycopg.Error as error:
+    except ServerError as error:
         raise target.explained(error, "read") from None
     finally:
         link.close()

@@ -12,13 +12,12 @@ from contextlib import suppress
 from hashlib import sha256
 
 import msgspec
-import psycopg
 
 from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError, StorageFormatError
 from perdure.kernel.storage import FORMAT_VERSION, StoreInfo
 from perdure.storage import postgres_schema
 from perdure.storage.lock import Holder, held_by
-from perdure.storage.postgres_link import LOCK_SECONDS, Link, Target
+from perdure.storage.postgres_link import LOCK_SECONDS, Link, ServerError, Target, errors
 from perdure.storage.rules import FIRST_ID
 
 TAKEOVER_SECONDS = 5.0
@@ -166,7 +165,7 @@ class _Opener:
         try:
             try:
                 owned = self.raise_fence(row, row.takeovers + 1, patience=TAKEOVER_SECONDS)
-            except psycopg.errors.LockNotAvailable:
+            except errors.LockNotAvailable:
                 waited = f"a transaction on it could not begin within {TAKEOVER_SECONDS:g} s"
                 if not end_holder:
                     raise StorageBusy(
@@ -177,7 +176,7 @@ class _Opener:
             if owned is None:
                 raise StorageBusy(f"{self._target} was taken over by others meanwhile") from busy
         except BaseException:
-            with suppress(psycopg.Error):  # what made it necessary is the error
+            with suppress(ServerError):  # what made it necessary is the error
                 self.unlock(row, row.takeovers + 1)
             raise
         return owned
@@ -187,7 +186,7 @@ class _Opener:
         for pid in _pids(self._link, row):
             try:
                 self._link.execute("SELECT pg_terminate_backend(%s::int4, 5000)", (pid,))
-            except psycopg.errors.InsufficientPrivilege as error:
+            except errors.InsufficientPrivilege as error:
                 raise StorageBusy(
                     f"{busy}; {waited}, and its connection was not ended: this user may not, only the holder's own "
                     "(or a member of pg_signal_backend)"

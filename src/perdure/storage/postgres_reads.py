@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import psycopg
 
 from perdure.kernel.errors import InvalidRead, StorageCorrupt, StorageError
 from perdure.kernel.records import (
@@ -33,7 +32,7 @@ from perdure.kernel.storage import (
     StoredDocument,
 )
 from perdure.storage.packing import unpack
-from perdure.storage.postgres_link import Byteas, Int8s, Link, Target
+from perdure.storage.postgres_link import Byteas, Int8s, Link, ServerError, Target, errors
 from perdure.storage.rules import MAX_ID, as_of, lineage_of, no_history, no_mail, ranges
 
 T = TypeVar("T")
@@ -119,11 +118,11 @@ class Reader:
         """Do ``read``, and tell the commit it saw, or a later one."""
         try:
             value = read(self)
-        except (psycopg.DataError, OverflowError, struct.error, UnicodeEncodeError) as error:
+        except (errors.DataError, OverflowError, struct.error, UnicodeEncodeError) as error:
             raise InvalidRead(f"what was looked for is nothing a record can have ({error})") from error
         except msgspec.MsgspecError as error:
             raise StorageCorrupt(f"{self._target} holds a record that is not one ({error})") from error
-        except psycopg.Error as error:
+        except ServerError as error:
             raise self._target.explained(error, "read") from None
         return self._seq, value
 

@@ -6,8 +6,6 @@ long, or have a NUL in it, is bytea, and indexed by its SHA-256: an index takes 
 
 from __future__ import annotations
 
-import psycopg
-
 from perdure.kernel.errors import StorageFormatError
 from perdure.storage.postgres_link import Link, Target
 
@@ -129,8 +127,15 @@ COLUMNS = {
 }
 """Of each table of records, all but the session."""
 
-_HAS_TABLES = "SELECT to_regclass('perdure.store') IS NOT NULL"
-_STRANGERS = "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace('perdure')"
+# Of the catalogue's rows: what looks names up may not see, in the same transaction, what others have just made.
+_HAS_TABLES = (
+    "SELECT count(*) > 0 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace"
+    " WHERE n.nspname = 'perdure' AND c.relname = 'store'"
+)
+_HAS_SOMETHING = (
+    "SELECT count(*) > 0 FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'perdure')"
+)
+_HAS_SCHEMA = "SELECT count(*) > 0 FROM pg_namespace WHERE nspname = 'perdure'"
 
 
 def look(link: Link, target: Target) -> bool:
@@ -152,11 +157,11 @@ def ensure(link: Link, target: Target) -> None:
     with link.transaction():
         link.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
         if not _value(link, _HAS_TABLES):
-            if _value(link, _STRANGERS):
+            if _value(link, _HAS_SOMETHING):
                 raise StorageFormatError(
                     f"{target.where} has a schema perdure in which something else is; use another database"
                 )
-            if _value(link, "SELECT to_regnamespace('perdure') IS NULL"):
+            if not _value(link, _HAS_SCHEMA):
                 link.execute("CREATE SCHEMA perdure")
             link.execute(TABLES)
             link.execute("INSERT INTO perdure.store (layout) VALUES (%s)", (LAYOUT,))
@@ -166,8 +171,3 @@ def ensure(link: Link, target: Target) -> None:
 def _value(link: Link, sql: str) -> object:
     row = link.execute(sql.encode()).fetchone()
     return None if row is None else row[0]
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether a statement failed because the tables, or some of them, are not there."""
-    return isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName))

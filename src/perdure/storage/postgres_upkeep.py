@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from psycopg.types.numeric import Int8
-
 from perdure.kernel.errors import StorageError
 from perdure.kernel.storage import MAX_BIGGEST, ConversationSize, RowCounts, SizeReport, VacuumReport
 from perdure.storage import postgres_contents
 from perdure.storage.checking import MOST_FINDINGS, record_check
-from perdure.storage.postgres_link import Link, Target
+from perdure.storage.postgres_link import Diagnostic, Link, Target
 from perdure.storage.postgres_owner import Row, find
 from perdure.storage.postgres_schema import COLUMNS
 from perdure.storage.rows import TABLES
@@ -138,17 +136,20 @@ def measure(link: Link, session: int) -> SizeReport:
 
 def vacuum(link: Link, target: Target, *, within_ms: int) -> VacuumReport:
     """Vacuum the tables of all sessions, one after the other; nobody's commits wait. Raises StorageError."""
-    refused: list[str] = []
-    link.add_notice_handler(
-        lambda notice: refused.append(notice.message_primary or "") if notice.sqlstate == "42501" else None
-    )
+    warned: list[str] = []
+
+    def note(notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warned.append(notice.message_primary or "")
+
+    link.add_notice_handler(note)
     before = _taken(link)
     link.execute("SELECT set_config('statement_timeout', %s, false)", (f"{within_ms}ms",))
     for table in ("sessions", "mailboxes", *COLUMNS):
         link.execute(f"VACUUM perdure.{table}".encode())
-        if refused:
+        if warned:
             raise StorageError(
-                f"{target} was not vacuumed: only the owner of the tables may ({refused[0]}); the server's own "
+                f"{target} was not vacuumed: {warned[0]}. Only the owner of the tables may; the server's own "
                 "autovacuum does the same by and by"
             )
     return VacuumReport(before=before, after=_taken(link))
@@ -163,7 +164,7 @@ def copy(link: Link, target: Target, session: int, goal: str, *, log_id: str, go
             raise StorageError(f"session {goal!r} of {target.where} is there already; copy to a name that is free")
         for table, columns in COLUMNS.items():
             sql = f"INSERT INTO perdure.{table} SELECT %s, {columns} FROM perdure.{table} WHERE session = %s"  # noqa: S608
-            link.execute(sql.encode(), (Int8(made[0]), session))
+            link.execute(sql.encode(), (made[0], session))
             go_on()
 
 
