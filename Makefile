@@ -52,9 +52,10 @@ demo: $(STAMP)
 	@$(BIN)/perdure demo
 
 test: $(STAMP)
-	@# One of the nasty workspaces is a git repository, and searches are held against ripgrep's; without these the tests
-	@# that need them are skipped.
-	@for wanted in git:git ripgrep:rg; do \
+	@# One of the nasty workspaces is a git repository, searches are held against ripgrep's, and sessions are kept in a
+	@# PostgreSQL server; without these the tests that need them are skipped.
+	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
+	for wanted in git:git ripgrep:rg postgresql:initdb; do \
 		command -v "$${wanted#*:}" >/dev/null && continue; \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "Installing $${wanted%:*} (tests use it)"; \
