@@ -132,7 +132,7 @@ async def test_rights_that_are_missing_are_named(postgres: Server) -> None:
     postgres.execute("GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA perdure TO guest", database=database)
     line = await opened(guest, "session")
     await line.commit(line.batch(entries=[line.entry(1)]))
-    with pytest.raises(StorageError, match="was not vacuumed.*Only the owner of the tables may"):
+    with pytest.raises(StorageError, match=r"was not vacuumed.*Only the owner of the tables may"):
         await line.storage.vacuum()
     await line.storage.close()
 

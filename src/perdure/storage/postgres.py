@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 MAIL_POLL_SECONDS = 5.0
 """How often an open store looks for mail without having been told of any."""
+_CANCEL_SECONDS = 1.0
+"""After which what is done beside is cancelled once more, while the store is closed."""
 
 
 class _Opening(msgspec.Struct):
@@ -156,9 +158,9 @@ class PostgresStorage(ThreadedReads):
     async def _release(self, opening: _Opening) -> None:
         """Let what was accepted settle, free the lock and close the connection."""
         worker = opening.worker
-        if self._beside:
+        while beside := list(self._beside):
             await worker.call(self._end_beside)
-            await asyncio.wait(self._beside)
+            await asyncio.wait(beside, timeout=_CANCEL_SECONDS)  # between two statements there was nothing to cancel
         worker.unwatch()
         try:
             await worker.call(partial(_disown, opening))
