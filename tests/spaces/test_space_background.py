@@ -273,8 +273,8 @@ async def unplug() -> str:
 async def main():
     folder, command = sys.argv[1:]
     space = await LocalSpaces(folder + "/spaces").open("one")
-    model = ScriptedModel({"go": [call("bash", command=command, background=True), call("bash_output", id="1", wait=60,
-        until="output"), call("unplug")]})
+    model = ScriptedModel({"go": [call("bash", command=command, background=True),
+        call("bash_output", id="1", offset=0, wait=60, until="output"), call("unplug")]})
     async with Harness.open(SqliteStorage(folder + "/log.db"), models=model, environment=durable_space(space),
         extensions=[coding_tools(), Extension("own", tools=[unplug])]) as harness:
         await (await (await harness.root()).submit("go", request_id="one")).answer()
