@@ -370,8 +370,10 @@ async def holder(folder: Path, *, epoch: int | None = None) -> None:
             tell(refused=type(error).__name__, words=str(error))
 
 
-async def locker(folder: Path) -> None:
+async def locker(folder: Path, waits: bool = False) -> None:
     """Hold SQLite's write lock from outside the package, as a shell or a backup would, until told to go on."""
+    if waits:
+        stand("ready")
     with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as store:
         store.execute("BEGIN IMMEDIATE")
         stand("locked")

@@ -107,10 +107,12 @@ async def test_a_lock_that_is_held_too_long_is_a_clear_error_and_the_next_open_h
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_schema, "BUSY_MS", 50)
-    async with Child.run("locker", tmp_path) as locker:
+    async with Child.run("locker", tmp_path, waits=True) as locker:
         async with opened(store, ScriptedModel(SCRIPT)) as harness:
             root = await harness.root()
             await (await root.submit("hi", request_id="1")).answer()
+            await locker.at("ready")
+            locker.go()
             await locker.at("locked")
             with pytest.raises(StorageError, match="another process has held a lock on it") as raised:
                 await root.submit("long", request_id="2")

@@ -169,11 +169,11 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def connect(
-    path: str, mode: Literal["write", "read", "still"], *, vfs: str | None = None, busy_ms: int = BUSY_MS
+    path: str, mode: Literal["write", "read", "still"], *, vfs: str | None = None, busy_ms: int | None = None
 ) -> Link:
     """A connection to the store at ``path``, which must exist; "still" is for a file that nobody writes to.
 
-    ``busy_ms``: how long its statements wait for another process.
+    ``busy_ms``: how long its statements wait for another process; None: BUSY_MS.
     Raises what ``explained`` makes of SQLite's errors.
     """
     version = apsw.sqlite_lib_version()
@@ -189,7 +189,7 @@ def connect(
             uri = f"file:{_escaped(path)}?mode=ro{'&immutable=1' if mode == 'still' else ''}"
             link = Link(path, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, vfs, name=uri)
         try:
-            link.set_busy_timeout(busy_ms)
+            link.set_busy_timeout(BUSY_MS if busy_ms is None else busy_ms)
             link.execute("PRAGMA trusted_schema = OFF")
             if mode != "write":
                 link.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
