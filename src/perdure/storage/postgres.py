@@ -244,7 +244,7 @@ class PostgresStorage(ThreadedReads):
         check_bound(within_ms)
         await opening.worker.call(partial(self._check_fence, opening.writer))
         return await self._work_beside(
-            "vacuumed", lambda link: postgres_upkeep.vacuum(link, self._target, within_ms=within_ms)
+            "vacuumed", lambda link: postgres_upkeep.vacuum(link, self._target, within_ms=within_ms, go_on=self._go_on)
         )
 
     def _check_fence(self, writer: Writer) -> None:

@@ -134,7 +134,7 @@ def measure(link: Link, session: int) -> SizeReport:
     )
 
 
-def vacuum(link: Link, target: Target, *, within_ms: int) -> VacuumReport:
+def vacuum(link: Link, target: Target, *, within_ms: int, go_on: Callable[[], None]) -> VacuumReport:
     """Vacuum the tables of all sessions, one after the other; nobody's commits wait. Raises StorageError."""
     warned: list[str] = []
 
@@ -146,6 +146,7 @@ def vacuum(link: Link, target: Target, *, within_ms: int) -> VacuumReport:
     before = _taken(link)
     link.execute("SELECT set_config('statement_timeout', %s, false)", (f"{within_ms}ms",))
     for table in ("sessions", "mailboxes", *COLUMNS):
+        go_on()
         link.execute(f"VACUUM perdure.{table}".encode())
         if warned:
             raise StorageError(
