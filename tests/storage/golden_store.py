@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from postgres_server import Server
 
 from perdure.kernel.records import (
     Completed,
@@ -29,11 +30,15 @@ from perdure.kernel.records import (
     to_raw,
 )
 from perdure.kernel.storage import FORMAT_VERSION, Batch, DocumentWrite, MailReply
-from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage import jsonl_mailbox, postgres_mailbox, sqlite_mailbox
 from perdure.storage.jsonl import JsonlStorage
+from perdure.storage.postgres import PostgresStorage
+from perdure.storage.postgres_schema import LAYOUT
 from perdure.storage.sqlite import SqliteStorage
 
 GOLDEN = Path(__file__).parent / "golden"
+SESSION = "golden"
+"""The name of the session in PostgreSQL."""
 
 ROOT = ConversationRecord(id=1, created_at=100)
 FORK = ConversationRecord(id=7, created_at=300, parent=ForkPoint(1, 6), owner=4)
@@ -135,7 +140,11 @@ async def make_jsonl(path: Path) -> None:
     await _fill(JsonlStorage(path), partial(jsonl_mailbox.post, path))
 
 
-async def _fill(storage: SqliteStorage | JsonlStorage, post: Callable[..., int]) -> None:
+async def make_postgres(dsn: str) -> None:
+    await _fill(PostgresStorage(dsn, SESSION), partial(postgres_mailbox.post, dsn, SESSION))
+
+
+async def _fill(storage: SqliteStorage | JsonlStorage | PostgresStorage, post: Callable[..., int]) -> None:
     await storage.open(epoch=3, writer="golden writer", log_id="golden log", now=50)
     post("signal", {"answered": True}, now=60)
     post("signal", {"answered": False}, now=70)
@@ -148,6 +157,7 @@ def main() -> None:
     """A format is never made anew."""
     GOLDEN.mkdir(exist_ok=True)
     target, lines = GOLDEN / f"format-{FORMAT_VERSION}.gz", GOLDEN / f"jsonl-format-{FORMAT_VERSION}"
+    tables = GOLDEN / f"postgres-layout-{LAYOUT}.sql"
     with tempfile.TemporaryDirectory() as directory:
         if not target.exists():
             path = Path(directory) / "store.db"
@@ -156,6 +166,13 @@ def main() -> None:
         if not lines.exists():
             asyncio.run(make_jsonl(Path(directory) / "store"))
             shutil.copytree(Path(directory) / "store", lines)
+    if not tables.exists():
+        server = Server()
+        try:
+            asyncio.run(make_postgres(server.dsn()))
+            tables.write_text(server.dump())
+        finally:
+            server.remove()
 
 
 if __name__ == "__main__":

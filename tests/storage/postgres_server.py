@@ -110,6 +110,13 @@ class Server:
             cursor = link.execute(sql.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
+    def dump(self) -> str:
+        """All sessions, as statements that any server takes."""
+        command = [self._binaries / "pg_dump", "--schema=perdure", "--inserts", "--no-owner", "--no-privileges"]
+        done = subprocess.run([*command, self.dsn()], capture_output=True, check=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line and not line.startswith(("--", "SET ", "\\"))]
+        return "\n".join(lines) + "\n"
+
     def database(self) -> str:
         """The dsn of a new one."""
         name = f"other{next(_numbers)}"

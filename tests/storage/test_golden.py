@@ -8,11 +8,15 @@ from pathlib import Path
 
 import apsw
 import golden_store as golden
+import psycopg
 import pytest
+from postgres_server import Server
 
 from perdure.kernel.storage import FORMAT_VERSION, StoredDocument
-from perdure.storage import jsonl_mailbox, sqlite_mailbox
+from perdure.storage import jsonl_mailbox, postgres_mailbox, sqlite_mailbox
 from perdure.storage.jsonl import JsonlStorage
+from perdure.storage.postgres import PostgresStorage
+from perdure.storage.postgres_schema import COLUMNS, LAYOUT
 from perdure.storage.sqlite import SqliteStorage
 from perdure.testing.conformance import Line
 
@@ -45,7 +49,21 @@ async def test_an_old_store_of_json_lines_opens_with_all_that_is_in_it(format: i
     assert jsonl_mailbox.reply(path, 1) == golden.REPLY
 
 
-async def _has_all(storage: SqliteStorage | JsonlStorage) -> None:
+def loaded(layout: int, server: Server) -> str:
+    dsn = server.database()
+    with psycopg.connect(dsn, autocommit=True) as link:
+        link.execute((golden.GOLDEN / f"postgres-layout-{layout}.sql").read_bytes())
+    return dsn
+
+
+@pytest.mark.parametrize("layout", range(1, LAYOUT + 1))
+async def test_an_old_session_in_postgresql_opens_with_all_that_is_in_it(layout: int, postgres: Server) -> None:
+    dsn = loaded(layout, postgres)
+    await _has_all(PostgresStorage(dsn, golden.SESSION))
+    assert postgres_mailbox.reply(dsn, golden.SESSION, 1) == golden.REPLY
+
+
+async def _has_all(storage: SqliteStorage | JsonlStorage | PostgresStorage) -> None:
     line = Line(storage, await storage.open(writer="new", log_id="other", now=1))
     assert (line.info.format, line.info.log_id, line.info.epoch) == (FORMAT_VERSION, "golden log", 4)
     assert (line.info.seq, line.info.next_id) == (3, 11)
@@ -87,3 +105,21 @@ async def test_the_format_of_json_lines_has_not_changed_by_itself(tmp_path: Path
         {str(p.relative_to(store)): p.read_bytes() for p in store.rglob("*") if p.is_file()} for store in (old, new)
     ]
     assert files[0] == files[1]
+
+
+async def test_the_tables_in_postgresql_have_not_changed_by_themselves(postgres: Server) -> None:
+    """Nor what is in them."""
+    old, new = loaded(LAYOUT, postgres), postgres.database()
+    await golden.make_postgres(new)
+
+    def content(dsn: str) -> list[list[tuple[object, ...]]]:
+        columns = (
+            "SELECT table_name, column_name, data_type, is_nullable, is_identity FROM information_schema.columns"
+            " WHERE table_schema = 'perdure' ORDER BY table_name, ordinal_position"
+        )
+        indexes = "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'perdure' ORDER BY 1, 2"
+        rows = [f"SELECT * FROM perdure.{table} ORDER BY 1, 2" for table in ("sessions", "mailboxes", *COLUMNS)]
+        with psycopg.connect(dsn) as link:
+            return [link.execute(sql.encode()).fetchall() for sql in (columns, indexes, *rows)]
+
+    assert content(old) == content(new)
