@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from postgres_server import Server, fresh_session
@@ -113,7 +114,12 @@ async def test_a_holder_that_stopped_within_a_transaction_loses_its_connection(p
 
 
 async def test_a_lost_connection_is_heard_of_and_ends_the_ownership(postgres: Server) -> None:
-    """K166, K234: at once, though nothing is asked; the next opener needs to wait for nobody."""
+    """K166, K234: at once, though nothing is asked; the next opener needs to wait for nobody.
+
+    The descriptor is closed then, and is not watched any more: its number may be another's.
+    """
+    wrong: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     dsn, session = postgres.dsn(), fresh_session()
     old = await opened(dsn, session)
     heard = asyncio.Event()
@@ -132,6 +138,7 @@ async def test_a_lost_connection_is_heard_of_and_ends_the_ownership(postgres: Se
     await old.storage.close()
     assert await new.storage.check() == []
     await new.storage.close()
+    assert wrong == []
 
 
 async def test_two_who_make_everything_at_once_do_not_meet(postgres: Server) -> None:
@@ -232,8 +239,8 @@ async def test_a_connection_that_is_idle_costs_no_question(postgres: Server, mon
     assert isinstance(line.storage, PostgresStorage)
     assert line.storage._opening is not None
     worker = line.storage._opening.worker
-    await until(lambda: worker._watching)
+    await until(lambda: worker._watched is not None)
     postgres.execute("SELECT pg_reload_conf()")
     await line.storage.mail()
-    await until(lambda: worker._watching)
+    await until(lambda: worker._watched is not None)
     await line.storage.close()

@@ -23,20 +23,21 @@ class WatchedWorker(Worker):
         self._lock = threading.Lock()
         self._left = 0
         """Jobs that have not ended."""
-        self._descriptor: int | None = None
-        self._watching = False
+        self._link: Link | None = None
+        self._watched: int | None = None
+        """The descriptor that the loop watches."""
         self._heard: Callable[[], None] | None = None
 
     def watch(self, link: Link, heard: Callable[[], None]) -> None:
         """Have ``heard()`` called on the loop when something comes on an idle connection. It has to take that up."""
-        self._descriptor = link.fileno()
+        self._link = link
         self._heard = heard
         self._resume()
 
     def unwatch(self) -> None:
         """Before the connection is closed: its number is another's then."""
         self._pause()
-        self._descriptor = None
+        self._link = None
 
     def post(self, job: Callable[[], None]) -> None:
         with self._lock:
@@ -50,21 +51,22 @@ class WatchedWorker(Worker):
             with self._lock:
                 self._left -= 1
                 last = not self._left
-            if last and self._descriptor is not None:
+            if last and self._link is not None:
                 tell(self._loop, self._resume)
 
         super().post(counted)
 
     def _pause(self) -> None:
-        if self._watching:
-            assert self._descriptor is not None, "what is watched"
-            self._loop.remove_reader(self._descriptor)
-            self._watching = False
+        if self._watched is not None:
+            self._loop.remove_reader(self._watched)
+            self._watched = None
 
     def _resume(self) -> None:
-        if not self._left and not self._watching and self._descriptor is not None:
-            self._loop.add_reader(self._descriptor, self._event)
-            self._watching = True
+        if self._left or self._watched is not None or self._link is None:
+            return
+        if not self._link.closed:  # a job that lost the connection closed its descriptor, whose number may be another's
+            self._watched = self._link.fileno()
+            self._loop.add_reader(self._watched, self._event)
 
     def _event(self) -> None:
         self._pause()
