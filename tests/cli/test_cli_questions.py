@@ -229,6 +229,33 @@ async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("dsn", ["postgresql://ada:secret@db/shop", "host=db user=ada password=secret"])
+async def test_a_session_in_postgresql_is_no_store_of_the_commands(dsn: str, tmp_path: Path) -> None:
+    """And what may hold a password is not quoted."""
+    for words in (
+        ("inspect", dsn),
+        ("ls", dsn),
+        ("show", dsn),
+        ("send", dsn, "hello"),
+        ("export", dsn),
+        ("size", dsn),
+        ("prune", dsn, "--older-than", "30d"),
+        ("vacuum", dsn),
+        ("backup", dsn, "copy.db"),
+        ("backup", tmp_path / "agent.db", dsn),
+        ("rm", dsn, "1", "--yes"),
+        ("questions", "ls", dsn),
+        ("questions", "answer", dsn, 1, "yes"),
+        ("approvals", "ls", dsn),
+        ("approvals", "allow", dsn, 1),
+        ("approvals", "rules", "rm", dsn, 1),
+    ):
+        done = await perdure(*words)
+        assert (words, done.exit_code, done.stdout) == (words, 1, "")
+        assert "do not take a session in PostgreSQL yet" in done.stderr
+        assert "secret" not in done.output
+
+
 async def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "table.db"
     async with host(store) as (harness, _):

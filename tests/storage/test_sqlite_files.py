@@ -223,7 +223,7 @@ async def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> N
 
 async def test_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store.db").mkdir()
-    await refused_untouched(tmp_path / "store.db", StorageFormatError, "not a file")
+    await refused_untouched(tmp_path / "store.db", StorageFormatError, "not a file", "JsonlStorage")
 
 
 async def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ async def test_dialogue_goes_by_what_the_user_said_last_h173() -> None:
     with pytest.raises(ModelError) as error:
         await events(model, request(said("c")))
     assert error.value.code == "refused"
+    assert "'c'" in str(error.value)
 
 
 async def test_it_fails_on_cue_as_often_as_told_h174() -> None:

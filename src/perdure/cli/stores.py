@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from perdure.storage.sqlite import SqliteStorage
 
 LOOKED_BACK: Final = 2_000
 """Ids that are looked through for the newest entry, before all conversations are."""
+_DSN: Final = re.compile(r"postgres(ql)?:/|(host|hostaddr|port|user|password|dbname|service) *=")
 
 
 def default_store() -> Path:
@@ -49,8 +51,21 @@ def make_room(store: Path) -> None:
 
 
 def storage_of(path: Path) -> SqliteStorage | JsonlStorage:
-    """What opens the store there: a directory is one of JSONL files, anything else is to be one SQLite file."""
+    """What opens the store there: a directory is one of JSONL files, anything else is to be one SQLite file.
+
+    Raises CommandError for what libpq would take.
+    """
+    check_place(path)
     return JsonlStorage(path, fsync=True) if os.path.isdir(path) else SqliteStorage(path)
+
+
+def check_place(path: Path) -> None:
+    """Raises CommandError for what libpq would take, and does not quote it: a password may be in it."""
+    if _DSN.match(str(path)) and not os.path.lexists(path):
+        raise CommandError(
+            "a store is named by its file or directory; the commands do not take a session in PostgreSQL yet. Look "
+            "at it in a program: Harness.open(PostgresStorage(dsn, session), read_only=True)"
+        )
 
 
 @asynccontextmanager
@@ -63,9 +78,10 @@ async def looking(path: Path) -> AsyncGenerator[Session]:
 @asynccontextmanager
 async def owning(path: Path) -> AsyncGenerator[Session]:
     """A store that is there, open for this process alone. Raises what opening it raises."""
+    storage = storage_of(path)
     if not os.access(path, os.F_OK):
         raise CommandError(f"there is no store at {path}")  # opening would make one
-    async with Session.open(storage_of(path)) as session:
+    async with Session.open(storage) as session:
         yield session
 
 

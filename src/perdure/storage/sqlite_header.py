@@ -44,7 +44,9 @@ def examine(path: str) -> bool:
         with guard:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode):
-                raise StorageFormatError(f"{path} is not a file; a store is one file")
+                raise StorageFormatError(
+                    f"{path} is not a file; SqliteStorage has its store in one file, and JsonlStorage in a directory"
+                )
             if in_use[found.st_dev, found.st_ino]:
                 return True
             with open(path, "rb") as file:

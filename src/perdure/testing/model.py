@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace as replace_struct
@@ -165,6 +165,10 @@ def turns(*replies: Reply) -> Script:
     return script
 
 
+_QUOTED: Final = 200
+"""Characters of a text that has no reply, in the error."""
+
+
 def dialogue(replies: Mapping[str, Reply | Sequence[Reply]], *, otherwise: Reply | None = None) -> Script:
     """Replies by what the user said last; of several, the n-th is given after n answers since then.
 
@@ -180,7 +184,8 @@ def dialogue(replies: Mapping[str, Reply | Sequence[Reply]], *, otherwise: Reply
             if isinstance(message, UserMessage):
                 found = replies.get(message.text, otherwise)
                 if found is None:
-                    return Fail("refused", "the script has no reply to what the user said last")
+                    said = message.text if len(message.text) <= _QUOTED else message.text[:_QUOTED] + "…"
+                    return Fail("refused", f"the script has no reply to what the user said last, {said!r}")
                 if isinstance(found, (Say, Call, Calls, Fail, Defer)):
                     return found
                 return found[min(given, len(found) - 1)]

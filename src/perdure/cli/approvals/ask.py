@@ -35,12 +35,13 @@ async def done(
 
     Raises CommandError for what is refused, and what opening the store raises.
     """
+    storage = storage_of(path)
     if not os.access(path, os.F_OK):
         raise CommandError(f"there is no store at {path}")  # opening would make one
     if here is not None:
         try:
             # Nothing runs: the host's work goes on with the host.
-            async with Harness.open(storage_of(path)) as harness:
+            async with Harness.open(storage) as harness:
                 return await here(harness)
         except StorageBusy:
             pass  # its owner does it
