@@ -34,6 +34,30 @@ def test_type_checkers_and_run_time_see_the_same_names(package: ModuleType) -> N
     assert seen == package._MODULE_OF
 
 
+def test_all_names_are_imported_without_the_extras() -> None:
+    """K235: the one that needs an extra is left out, and says so when it is asked for."""
+    code = """
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.startswith("psycopg") else super().find_spec(name, path, target)
+
+import importlib.machinery, sys
+importlib.machinery.PathFinder = sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+from perdure import *
+print("SqliteStorage" in globals(), "PostgresStorage" in globals())
+try:
+    from perdure import PostgresStorage
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, _, rest = done.stdout.partition("\n")
+    assert (first, "perdure[postgres]" in rest) == ("True False", True), done.stderr
+
+
 @pytest.mark.parametrize("package", LAZY)
 def test_importing_the_package_loads_nothing_heavy(package: ModuleType) -> None:
     heavy = ("pydantic", "typer", "rich", "apsw", "msgspec", "asyncio")

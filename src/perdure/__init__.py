@@ -7,6 +7,7 @@ What is named here is the public face, together with ``perdure.events``, ``perdu
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -358,7 +359,13 @@ _HOME = {
 
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
+_PACKAGE_OF = {"PostgresStorage": "psycopg"}
+"""Name -> the package that it cannot be loaded without: where that is missing, ``import *`` leaves the name out."""
+
 __all__ = ["__version__", *sorted(_MODULE_OF)]  # pyright: ignore[reportUnsupportedDunderAll]  # one table, tested
+for _name, _package in _PACKAGE_OF.items():
+    if PathFinder.find_spec(_package) is None:
+        __all__.remove(_name)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
