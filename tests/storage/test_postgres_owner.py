@@ -199,6 +199,7 @@ def test_a_forked_child_does_not_keep_its_parents_lock(postgres: Server) -> None
         assert parent.stdout is not None
         assert int(parent.stdout.readline()) > 0, "the child runs"
         parent.kill()
+        parent.wait()
         asyncio.run(_again(dsn, session))
 
 
