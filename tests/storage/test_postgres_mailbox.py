@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import psycopg
 import pytest
 from postgres_server import Server, fresh_session
-from postgres_work import opened, until
+from postgres_work import end_backend, opened, until
 from storage_processes import POST, end, line_of, start
 
 from perdure import Harness
@@ -111,3 +113,44 @@ async def test_what_was_sent_to_a_harness_is_folded_in(postgres: Server) -> None
     assert postgres_mailbox.reply(dsn, session, later) is None
     async with Harness.open(PostgresStorage(dsn, session)):
         await until(lambda: postgres_mailbox.reply(dsn, session, later) is not None)
+
+
+_WAITING = (
+    "SELECT a.pid FROM pg_stat_activity AS a WHERE wait_event_type = 'Lock' AND query LIKE '%perdure.mailboxes%'"
+    " AND query LIKE '%FOR UPDATE%' ORDER BY a.pid"
+)
+
+
+async def test_senders_that_waited_for_each_other_keep_the_bound(
+    postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K72: each counts what those before it left."""
+    monkeypatch.setattr(postgres_mailbox, "MAX_UNANSWERED", 1)
+    dsn, session = postgres.database(), fresh_session()
+    line = await opened(dsn, session)
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute("SELECT FROM perdure.mailboxes FOR UPDATE")
+        post = partial(postgres_mailbox.post, dsn, session, "signal", 0, now=1)
+        senders = [asyncio.ensure_future(asyncio.to_thread(post)) for _ in range(3)]
+        await until(lambda: len(postgres.execute(_WAITING)) == 3)
+    ends = await asyncio.gather(*senders, return_exceptions=True)
+    assert [end for end in ends if isinstance(end, int)] == [1]
+    assert sum("wait in the mailbox" in str(end) for end in ends) == 2
+    assert [mail.id for mail in await line.storage.mail()] == [1]
+    await line.storage.close()
+
+
+async def test_a_sender_that_lost_its_connection_is_told_that_nobody_knows(postgres: Server) -> None:
+    """K234, K235: it may be there, so it is not to be sent again as if it were not."""
+    dsn, session = postgres.database(), fresh_session()
+    line = await opened(dsn, session)
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        await other.execute("SELECT FROM perdure.mailboxes FOR UPDATE")
+        sender = asyncio.ensure_future(asyncio.to_thread(postgres_mailbox.post, dsn, session, "signal", 0, now=1))
+        await until(lambda: len(postgres.execute(_WAITING)) == 1)
+        ((pid,),) = postgres.execute(_WAITING)
+        await end_backend(postgres, pid)
+        with pytest.raises(StorageError, match=r"connection was lost.*whether the request is there nobody told"):
+            await sender
+    assert await line.storage.mail() == []
+    await line.storage.close()

@@ -11,7 +11,10 @@ from perdure.storage.postgres_owner import Row, find
 from perdure.storage.postgres_reads import Reader
 from perdure.storage.rules import MAX_UNANSWERED, mail_body, mailbox_full
 
-# Ids are taken in turn, each in the statement that leaves its request: none is seen before a lower one.
+# Senders wait for each other here. A statement sees what was there when it began, so one that both waits and counts
+# would not count the requests of those it waited for.
+_TURN = "SELECT FROM perdure.mailboxes WHERE session = %s FOR UPDATE"
+# Ids are taken in turn, each in the transaction that leaves its request: none is seen before a lower one.
 _POST = (
     "WITH box AS (UPDATE perdure.mailboxes SET last = last + 1 WHERE session = %(session)s AND"
     " (SELECT count(*) FROM perdure.mailbox WHERE session = %(session)s AND answered_seq IS NULL) < %(most)s"
@@ -40,9 +43,16 @@ def post(dsn: str, session: str, kind: str, body: JsonValue, *, now: int) -> int
             "body": bytes(raw),
             "now": now,
         }
-        row = link.execute(_POST, {**values, "channel": channel(values["session"])}).fetchone()
+        with link.transaction():
+            link.execute(_TURN, (values["session"],))
+            row = link.execute(_POST, {**values, "channel": channel(values["session"])}).fetchone()
     except ServerError as error:
-        raise target.explained(error, "given a request") from None
+        why = target.explained(error, "given a request")
+        if link.closed:
+            raise StorageError(
+                f"{why}; whether the request is there nobody told: give inputs a request_id before they are sent again"
+            ) from None
+        raise why from None
     finally:
         link.close()
     if row is None:
