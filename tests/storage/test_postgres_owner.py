@@ -15,7 +15,7 @@ from postgres_work import backend, end_backend, opened, until
 from storage_processes import OWNER, end, go, line_of, start
 
 from perdure.kernel.errors import StaleEpochError, StorageBusy, StorageError
-from perdure.storage import postgres_owner
+from perdure.storage import postgres_link, postgres_owner
 from perdure.storage.postgres import PostgresStorage
 
 _OWNER = OWNER.replace("storage.sqlite import SqliteStorage", "storage.postgres import PostgresStorage").replace(
@@ -245,3 +245,26 @@ async def test_a_connection_that_is_idle_costs_no_question(postgres: Server, mon
     await line.storage.mail()
     await until(lambda: worker._watched is not None)
     await line.storage.close()
+
+
+def test_a_server_gives_up_a_client_that_acknowledges_nothing() -> None:
+    """K234: keepalives alone do not find a vanished client to which a notification is on its way.
+
+    Over a socket of this machine a server takes the setting and does not keep it, so what it is told is looked at.
+    """
+    assert 0 < int(postgres_link._SERVER["tcp_user_timeout"]) <= 30_000
+
+
+async def test_a_connection_is_a_forks_to_drop_from_its_first_statement(
+    postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K169: a child that was forked while the parent was opening does not hold it either."""
+    prepare, known = postgres_link.Target._prepare, list[bool]()
+
+    def noted(self: postgres_link.Target, link: postgres_link.Link, *, write: bool, planner: bool) -> None:
+        known.append(link in postgres_link._links)
+        prepare(self, link, write=write, planner=planner)
+
+    monkeypatch.setattr(postgres_link.Target, "_prepare", noted)
+    await (await opened(postgres.dsn(), fresh_session())).storage.close()
+    assert known == [True]

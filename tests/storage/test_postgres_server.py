@@ -61,12 +61,24 @@ async def test_a_password_is_used_and_never_shown(
         f"password={SECRET} b host=x",
         "postgresql://u:pw@s3cret@host/db",
         "postgresql://u:s3cret/s3cret@host/db",
+        "postgresql://u:/s3cret@host/db",
+        "postgresql://u:12/s3cret@host/db",
+        "dbname=postgresql://u:s3cret@host/db",
         "s3cret",
     ):
         with pytest.raises(ValueError, match="none that libpq can read") as invalid:
             PostgresStorage(none, "session")
         said.append(_shown(invalid.value))
     assert not [text for text in (*said, caplog.text) if "s3cret" in text]
+
+
+@pytest.mark.parametrize(
+    ("dsn", "told"),
+    [("postgresql://u%40server@h/a%40b", "dbname=a@b user=u@server"), ("host=h user=u@server dbname=a@b", "user=u@")],
+)
+def test_a_name_with_an_at_sign_is_taken(dsn: str, told: str) -> None:
+    """K237: percent-encoded in an address."""
+    assert told in repr(PostgresStorage(dsn, "session"))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "a\x00b", "a\nb", "\ud800"])
@@ -388,3 +400,17 @@ async def test_closing_ends_what_is_done_beside(postgres: Server) -> None:
             await vacuum
     await (await opened(dsn, session)).storage.close()
     assert USER in dsn
+
+
+async def test_a_vacuum_past_its_bound_says_which_table_and_what_to_do(postgres: Server) -> None:
+    """K222, K235: and fails no session."""
+    dsn = postgres.database()
+    line = await opened(dsn, "session")
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE perdure.entries IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(
+            StorageError, match=r"2000 ms a table, perdure\.entries had too few.*allow more by within_ms"
+        ):
+            await line.storage.vacuum(within_ms=2000)
+    await line.commit(line.batch(entries=[line.entry(1)]))
+    await line.storage.close()

@@ -59,6 +59,7 @@ _SERVER: dict[str, str] = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25000",  # keepalives are not sent while anything is unacknowledged, as a notification is
     "jit": "off",
 }
 _SET = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
@@ -83,7 +84,7 @@ class Target:
         except (psycopg.Error, UnicodeError):
             given = None
         # Outside of the handler: what libpq says quotes the dsn, and so may the password in it.
-        if given is None or "@" in given.get("host", "") or not _PORTS.fullmatch(given.get("port", "")):
+        if given is None or _misread(dsn, given):
             raise ValueError(
                 "the dsn is none that libpq can read (it is not shown, for it may have a password in it): write "
                 "postgresql://user@host:port/database, percent-encode special characters, and leave a password to "
@@ -109,6 +110,7 @@ class Target:
             link = psycopg.Connection[tuple[Any, ...]].connect(self._conninfo, autocommit=True)
         except psycopg.Error as error:
             raise self.explained(error, "reached") from error
+        _links.add(link)  # before anything is asked: a fork may come meanwhile
         try:
             self._prepare(link, write=write, planner=planner)
         except BaseException as error:
@@ -116,7 +118,6 @@ class Target:
             if isinstance(error, psycopg.Error):
                 raise self.explained(error, "opened") from None
             raise
-        _links.add(link)
         return link
 
     def _prepare(self, link: Link, *, write: bool, planner: bool) -> None:
@@ -181,6 +182,18 @@ class Target:
         if state in ("XX001", "XX002"):
             return StorageCorrupt(f"{what}: the server finds its files damaged ({why}); restore it from a backup")
         return StorageError(f"{what} ({type(error).__name__} {why})")
+
+
+def _misread(dsn: str, given: dict[str, str]) -> bool:
+    """Whether a part that would be told may hold what was meant as a password, with a special character in it."""
+    path = dsn.partition("://")[2].partition("/")[2].partition("?")[0]
+    database = given.get("dbname", "")
+    return (
+        "@" in given.get("host", "")
+        or "@" in (path if dsn.startswith(("postgresql://", "postgres://")) else "")
+        or "://" in database
+        or not _PORTS.fullmatch(given.get("port", ""))
+    )
 
 
 _LOST = ("57P01", "57P02", "57P03", "57P05", "25P03", "08000", "08003", "08006")

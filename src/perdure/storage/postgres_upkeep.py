@@ -9,7 +9,7 @@ from perdure.kernel.errors import StorageError
 from perdure.kernel.storage import MAX_BIGGEST, ConversationSize, RowCounts, SizeReport, VacuumReport
 from perdure.storage import postgres_contents
 from perdure.storage.checking import MOST_FINDINGS, record_check
-from perdure.storage.postgres_link import Diagnostic, Link, Target
+from perdure.storage.postgres_link import Diagnostic, Link, Target, errors
 from perdure.storage.postgres_owner import Row, find
 from perdure.storage.postgres_schema import COLUMNS
 from perdure.storage.rows import TABLES
@@ -147,7 +147,14 @@ def vacuum(link: Link, target: Target, *, within_ms: int, go_on: Callable[[], No
     link.execute("SELECT set_config('statement_timeout', %s, false)", (f"{within_ms}ms",))
     for table in ("sessions", "mailboxes", *COLUMNS):
         go_on()
-        link.execute(f"VACUUM perdure.{table}".encode())
+        try:
+            link.execute(f"VACUUM perdure.{table}".encode())
+        except errors.QueryCanceled as error:
+            go_on()  # closing the store ends it too
+            raise StorageError(
+                f"{target} was not vacuumed wholly: of {within_ms} ms a table, perdure.{table} had too few, or waited "
+                f"for another's lock ({error.diag.message_primary}); allow more by within_ms"
+            ) from None
         if warned:
             raise StorageError(
                 f"{target} was not vacuumed: {warned[0]}. Only the owner of the tables may; the server's own "
